@@ -36,21 +36,13 @@ def heads(**changes: Any):
 @pytest.mark.parametrize("units", [False, True])
 def test_is_what_train_makes_in_the_order_asked(head, units):
   epsilons, unit_ids = (1.0, 8.0, 2.0), np.arange(N) // 2 if units else None
-  found = heads(
-    epsilons=epsilons, head=head, source=NoiseSource(7), unit_ids=unit_ids
-  )
+  source = NoiseSource(7)
+  found = heads(epsilons=epsilons, head=head, source=source, unit_ids=unit_ids)
   data = array_data(ROWS, LABEL, num_classes=K, unit_ids=unit_ids)
-  expected = {
-    each.epsilon: each
-    for each in train(
-      HEADS[head].rows(data),
-      head=head,
-      epsilons=epsilons,
-      delta=DELTA,
-      paid=cost(epsilons, DELTA),
-      source=NoiseSource(7),
-    )
-  }
+  how: dict[str, Any] = {"head": head, "epsilons": epsilons, "delta": DELTA}
+  how |= {"paid": cost(epsilons, DELTA), "source": NoiseSource(7)}
+  made = train(HEADS[head].rows(data), **how)
+  expected = {each.epsilon: each for each in made}
   assert [each.trained.epsilon for each in found] == list(epsilons)
   for each in found:
     same = expected[each.trained.epsilon]
@@ -95,12 +87,12 @@ class WatchedSource(NoiseSource):
 def test_charges_once_and_before_any_noise(head):
   events: list[Any] = []
   source = WatchedSource(events)
-  found = heads(
-    epsilons=(1.0, 2.0),
-    head=head,
-    source=source,
-    charge=lambda mu2, of: events.append((mu2, of)),
-  )
+
+  def charge(mu2, of):
+    events.append((mu2, of))
+
+  epsilons = (1.0, 2.0)
+  found = heads(epsilons=epsilons, head=head, source=source, charge=charge)
   assert events[0] == (mu_squared(2.0, DELTA), source)
   assert set(events[1:]) == {"noise"}
   assert all(each.receipt()["stated"]["charged"] for each in found)
@@ -144,9 +136,8 @@ def test_options_reach_the_head():
   assert balanced.num_classes_source == "class_names"
   (started,) = heads(start=np.eye(K, D))
   assert "start_sha256" in started.receipt()["stated"]["options"]
-  one = train_head(
-    ROWS, LABEL, num_classes=K, epsilon=2.0, delta=DELTA, source=NoiseSource(1)
-  )
+  how: dict[str, Any] = {"num_classes": K, "delta": DELTA}
+  one = train_head(ROWS, LABEL, epsilon=2.0, source=NoiseSource(1), **how)
   (other,) = heads(source=NoiseSource(1))
   assert not one.receipt()["stated"]["private"]
   assert "NOT PRIVATE" in repr(one)
@@ -157,9 +148,8 @@ def test_options_reach_the_head():
 
 def test_predictions_are_those_that_are_evaluated():
   (head,) = heads(head="momentum", epsilons=(18.0,))
-  accuracy, same = evaluate_heads(
-    [head, head.head], [{"embedding": ROWS, "label": LABEL}]
-  )
+  rows = {"embedding": ROWS, "label": LABEL}
+  accuracy, same = evaluate_heads([head, head.head], [rows])
   assert accuracy == same
   assert accuracy.top1 == head.score(ROWS, LABEL) > 0.9
   chances = head.predict_proba(ROWS)
@@ -205,13 +195,9 @@ def test_predicts_nothing_for_rows_of_another_width_or_not_finite(head):
   ],
 )
 def test_arrays_that_are_no_rows_are_refused(given, message):
-  right = {
-    "embeddings": np.ones((2, 3), np.float32),
-    "labels": np.zeros(2, int),
-    "num_classes": 4,
-  }
+  right = {"embeddings": np.ones((2, 3), np.float32), "num_classes": 4}
   with pytest.raises(InputError, match=message) as refused:
-    array_data(**(right | given))
+    array_data(**(right | {"labels": np.zeros(2, int)} | given))
   assert "\n" not in str(refused.value)
 
 

@@ -38,21 +38,12 @@ def data(units=False):
   )
 
 
-def trained(head, epsilons=(1.0,), *, units=False, seed=0, before=None, **more):
-  given: dict[str, Any] = {"head": head, "epsilons": epsilons, "delta": DELTA}
-  already = before.mu_squared if before else 0.0
-  paid = cost(epsilons, DELTA, already)
-  source = NoiseSource(seed) if seed is not None else NoiseSource()
-  return list(
-    train(
-      HEADS[head].rows(data(units)),
-      **given,
-      paid=paid,
-      source=source,
-      before=before,
-      **more,
-    )
-  )
+def trained(head, epsilons=(1.0,), given=None, before=None, **more):
+  """Heads of each ε, of rows that are given or usual ones."""
+  paid = cost(epsilons, DELTA, before.mu_squared if before else 0.0)
+  how: dict[str, Any] = {"source": NoiseSource(0), "paid": paid} | more
+  how |= {"head": head, "epsilons": epsilons, "delta": DELTA, "before": before}
+  return [*train(HEADS[head].rows(given or data()), **how)]
 
 
 def spent(releases):
@@ -63,7 +54,7 @@ def spent(releases):
 @pytest.mark.parametrize("units", [False, True])
 def test_each_head_costs_its_epsilon_and_all_the_largest(head, units):
   epsilons = (8.0, 0.5, 2.0)
-  heads = trained(head, epsilons, units=units, draw=3)
+  heads = trained(head, epsilons, data(units), draw=3)
   assert [each.epsilon for each in heads] == [0.5, 2.0, 8.0]
   for each in heads:
     assert each.epsilon is not None
@@ -87,27 +78,13 @@ def test_each_head_costs_its_epsilon_and_all_the_largest(head, units):
 @pytest.mark.parametrize("units", [False, True])
 def test_a_head_goes_on_for_the_difference_as_in_one_run(head, units):
   """A month later: the same bits as a sweep whose noise is the same."""
+  together = trained(head, (1.0, 4.0), data(units), source=NoiseSource(7))
   source = NoiseSource(7)
-  rows = HEADS[head].rows(data(units))
-  common: dict[str, Any] = {"head": head, "delta": DELTA}
-  paid = cost((1.0, 4.0), DELTA)
-  together = list(
-    train(rows, epsilons=(1.0, 4.0), paid=paid, source=NoiseSource(7), **common)
-  )
-  (first,) = train(
-    rows, epsilons=(1.0,), paid=cost((1.0,), DELTA), source=source, **common
-  )
+  (first,) = trained(head, (1.0,), data(units), source=source)
   assert first.mu_squared is not None
   more = cost((4.0,), DELTA, first.mu_squared)
   assert more + Fraction(first.mu_squared) == cost((1.0, 4.0), DELTA)
-  (second,) = train(
-    HEADS[head].rows(data(units)),
-    epsilons=(4.0,),
-    paid=more,
-    source=source,
-    before=first,
-    **common,
-  )
+  (second,) = trained(head, (4.0,), data(units), first, source=source)
   np.testing.assert_array_equal(second.head.kernel, together[1].head.kernel)
   assert second.releases == together[1].releases
   assert second.state.keys() == together[1].state.keys()
@@ -136,13 +113,10 @@ def test_no_size_and_no_noise_make_it_fail(head, size):
   x = np.random.default_rng(n).standard_normal((n, d)).astype(np.float32)
   for given in (x, 0 * x):
     label = np.arange(n) % num_classes
-    rows = HEADS[head].rows(array_data(given, label, num_classes=num_classes))
-    common: dict[str, Any] = {"head": head, "delta": DELTA}
+    rows = array_data(given, label, num_classes=num_classes)
     for epsilon in (1e-3, 1e5):
-      paid = cost((epsilon,), DELTA)
-      common |= {"epsilons": (epsilon,), "paid": paid, "source": NoiseSource()}
-      (made,) = train(rows, **common)
-      for found in (made, baseline(rows, head)):
+      (made,) = trained(head, (epsilon,), rows, source=NoiseSource())
+      for found in (made, baseline(HEADS[head].rows(rows), head)):
         assert found.head.kernel.shape == (d, num_classes)
         assert np.isfinite(found.head.kernel).all()
         assert np.isfinite(found.head.bias).all()
@@ -157,13 +131,9 @@ def test_state_is_what_left_and_no_gradients():
     assert value.dtype == np.float64
     assert np.isfinite(value).all()
     if key.startswith("estimate/"):
-      (noise,) = [
-        each.noise_multiplier
-        for each in head.releases
-        if each.name == key.split("/")[1]
-      ]
+      (left,) = [r for r in head.releases if r.name == key.split("/")[1]]
       precision = head.state[key.replace("estimate", "precision")]
-      assert float(precision) == pytest.approx(noise**-2)
+      assert float(precision) == pytest.approx(left.noise_multiplier**-2)
 
 
 @pytest.mark.parametrize("head", HEAD_NAMES)
@@ -175,7 +145,7 @@ def test_a_baseline_has_no_noise_and_is_not_private(head):
   assert one.noise_source == "no noise"
   assert (one.epsilon, one.delta, one.mu_squared) == (None, None, None)
   assert (one.releases, dict(one.state)) == ((), {})  # exact sums leave by none
-  (private,) = trained(head, (1e5,), seed=None)
+  (private,) = trained(head, (1e5,), source=NoiseSource())
   assert private.private
   near = np.corrcoef(one.head.kernel.ravel(), private.head.kernel.ravel())[0, 1]
   assert near > 0.99

@@ -46,6 +46,18 @@ class Watched(PrivateSums):
     return [seen[1:] for seen in self.seen if seen[0] == name]
 
 
+def rows_of_clusters(n=1000, units=None):
+  data = array_data(*clusters(n), num_classes=K, unit_ids=units)
+  return rows_of(data, keep=True)
+
+
+def watched(rows, buys, **options):
+  """The door after one head with noise, and the head."""
+  sums = Watched(NoiseSource(3), buys)
+  made, _ = auto(sums, rows, buys, options=HeadOptions(**options))
+  return sums, made
+
+
 def kernel_of(public):
   """The kernel that a gradient was asked at."""
   ints, step = public[:2]
@@ -76,10 +88,8 @@ def in_numpy(x, y, steps=STEPS, clip=0.03):
 
 
 def test_without_noise_it_is_what_numpy_makes():
-  x, y = clusters(600)
-  rows = rows_of(array_data(x, y, num_classes=K), keep=True)
-  made, _ = auto(PrivateSums(None, 0.0), rows, math.inf)
-  kernel, bias = in_numpy(x, y)
+  made, _ = auto(PrivateSums(None, 0.0), rows_of_clusters(600), math.inf)
+  kernel, bias = in_numpy(*clusters(600))
   np.testing.assert_allclose(made.kernel, kernel, atol=2e-3)
   np.testing.assert_allclose(made.bias, bias, atol=2e-3)
   assert made.unit_norm
@@ -108,12 +118,8 @@ OF_START = PublicStart.of(CENTRES, num_classes=K, feature_dim=D)
 def test_what_leaves_costs_what_was_paid_and_no_more(
   options, units, buys, shares
 ):
-  n = 1000
-  x, y = clusters(n)
-  unit_ids = np.arange(n) // 2 if units else None
-  rows = rows_of(array_data(x, y, num_classes=K, unit_ids=unit_ids), keep=True)
-  sums = Watched(NoiseSource(3), buys)
-  auto(sums, rows, buys, options=HeadOptions(**options))
+  rows = rows_of_clusters(units=np.arange(1000) // 2 if units else None)
+  sums, _ = watched(rows, buys, **options)
   names = [release.name for release in sums.releases]
   assert names == [*shares, *["gradient"] * STEPS]
   spent = sum(Fraction(r.noise_multiplier) ** -2 for r in sums.releases)
@@ -128,10 +134,7 @@ def test_what_leaves_costs_what_was_paid_and_no_more(
 
 def test_units_are_counted_and_n_is_their_number():
   """Rows of few units: what follows from n follows from the noisy count."""
-  x, y = clusters(3000)
-  data = array_data(x, y, num_classes=K, unit_ids=np.arange(3000) // 50)
-  sums = Watched(NoiseSource(1), 25.0)
-  auto(sums, rows_of(data, keep=True), 25.0)
+  sums, _ = watched(rows_of_clusters(3000, np.arange(3000) // 50), 25.0)
   ((_, _, counted),) = sums.of("units")
   assert abs(counted.item() - 60) < 5 * (UNITS * 25.0) ** -0.5
   assert not sums.of("second moment")  # 60 < 80·K/5; of rows, there are enough
@@ -141,8 +144,7 @@ def test_balanced_steps_have_the_log_of_noisy_counts_added():
   x, y = clusters(1000)
   y = np.where(np.random.default_rng(0).random(1000) < 0.8, 0, y)
   rows = rows_of(array_data(x, y, num_classes=K), keep=True)
-  sums = Watched(NoiseSource(3), 4.0)
-  auto(sums, rows, 4.0, options=HeadOptions(balanced=True))
+  sums, _ = watched(rows, 4.0, balanced=True)
   ((_, _, counts),) = sums.of("class counts")
   sigma = (COUNTS * 4.0) ** -0.5
   off = counts.ravel() - np.bincount(y, minlength=K)
@@ -163,13 +165,9 @@ def test_a_count_is_its_noise_at_least():
 
 @pytest.mark.parametrize("buys", [0.1, 9.0])
 def test_from_a_start_steps_begin_there_and_no_mean_leaves(buys):
-  n = 1000
-  x, y = clusters(n)
-  rows = rows_of(array_data(x, y, num_classes=K), keep=True)
-  sums = Watched(NoiseSource(3), buys)
-  made, _ = auto(sums, rows, buys, options=HeadOptions(start=OF_START))
+  sums, made = watched(rows_of_clusters(), buys, start=OF_START)
   first = kernel_of(sums.of("gradient")[0][1])
-  expected = 10 * max(1, 50 * K * buys**-0.5 / n) ** 0.5
+  expected = 10 * max(1, 50 * K * buys**-0.5 / 1000) ** 0.5
   length = np.linalg.norm(first, axis=0).mean()
   assert length == pytest.approx(expected, rel=1e-3)
   assert not made.unit_norm
@@ -185,9 +183,7 @@ def test_from_a_start_steps_begin_there_and_no_mean_leaves(buys):
 
 @pytest.mark.parametrize("more", [0.2, 8.9])
 def test_a_larger_epsilon_goes_on_from_the_head_before(more):
-  x, y = clusters(1000)
-  rows = rows_of(array_data(x, y, num_classes=K), keep=True)
-  sums = Watched(NoiseSource(3), 0.1 + more)
+  rows, sums = rows_of_clusters(), Watched(NoiseSource(3), 0.1 + more)
   _, before = auto(sums, rows, 0.1)
   sums.seen = []
   auto(sums, rows, more, 0.1, before)
@@ -252,9 +248,6 @@ def test_rows_stay_unwhitened_should_lapack_give_up(monkeypatch):
     raise np.linalg.LinAlgError("Eigenvalues did not converge")
 
   monkeypatch.setattr(np.linalg, "eigh", gives_up)
-  x, y = clusters(400)
-  rows = rows_of(array_data(x, y, num_classes=K), keep=True)
-  sums = PrivateSums(NoiseSource(0), 9.0)
-  made, _ = auto(sums, rows, 9.0)
+  sums, made = watched(rows_of_clusters(400), 9.0)
   assert any(r.name == "second moment" for r in sums.releases)
   assert np.isfinite(made.kernel).all()

@@ -19,6 +19,7 @@ from oneshot_dp.linear_dp.heads.one_step import (
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
+from oneshot_dp.linear_dp.statistics import class_sums
 from tests.linear_dp.heads import reference
 
 N, D, K = 257, 12, 5
@@ -34,21 +35,14 @@ def rows_of_lengths(n=N, d=D, num_classes=K, seed=0):
   return x.astype(np.float32), rng.integers(0, num_classes, n)
 
 
-def class_sums(x, y, num_classes=K):
-  """What leaves without noise."""
-  rows = clipped_rows(array_data(x, y, num_classes=num_classes))
-  seen = []
-
-  class Watched(PrivateSums):
-    def release(self, *given, **options):
-      seen.append(super().release(*given, **options))
-      return seen[-1]
-
-  made, _ = one_step(Watched(None, 0.0), rows, math.inf,
-                  optimizer=OPTIMIZERS["momentum"])  # fmt: skip
-  ((estimate, sigma),) = seen
-  assert sigma == 0
-  return estimate, made
+def stepped(name, x, y, buys=math.inf, seed=None):
+  """The door, the rows and the head of one step; without a seed, no noise."""
+  rows = clipped_rows(array_data(x, y, num_classes=K))
+  sums = PrivateSums(None, 0.0)
+  if seed is not None:
+    sums = PrivateSums(NoiseSource(seed), 3 * buys)
+  made, _ = one_step(sums, rows, buys, optimizer=OPTIMIZERS[name])
+  return sums, rows, made
 
 
 @pytest.mark.parametrize(
@@ -56,7 +50,9 @@ def class_sums(x, y, num_classes=K):
 )
 def test_the_sums_have_the_bits_of_the_reference(n, d, num_classes):
   x, y = rows_of_lengths(n, d, num_classes)
-  found, _ = class_sums(x, y, num_classes)
+  rows = clipped_rows(array_data(x, y, num_classes=num_classes))
+  sums = PrivateSums(None, 0.0)
+  found, _ = sums.release("class sums", rows, class_sums, math.inf)
   exact = reference.class_sums(x, y, num_classes, 1.0, -10.0)
   assert (found == exact.astype(float) / SENSITIVITY).all()
 
@@ -75,22 +71,15 @@ def test_the_gradient_is_jax_privacy_s():
     loss, l2_clip_norm=1.0, batch_argnums=(1, 2), keep_batch_dim=False
   )
   expected = clipped(jnp.zeros((D, K)), jnp.asarray(x), jnp.asarray(y)) / N
-  _, head = class_sums(x, y)  # momentum's first step is minus the gradient
+  head = stepped("momentum", x, y)[-1]  # its first step is minus the gradient
   np.testing.assert_allclose(-head.kernel, expected, atol=2e-5)
-
-
-def noisy(name, x, y, buys, seed):
-  rows = clipped_rows(array_data(x, y, num_classes=K))
-  sums = PrivateSums(NoiseSource(seed), 3 * buys)
-  made, _ = one_step(sums, rows, buys, optimizer=OPTIMIZERS[name])
-  return sums, rows, made
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_one_release_pays_for_any_transformation_of_it(name):
   """What leaves is S once; the head follows from it and public numbers."""
   x, y = rows_of_lengths()
-  sums, _, made = noisy(name, x, y, 0.04, 1)
+  sums, _, made = stepped(name, x, y, 0.04, 1)
   (release,) = sums.releases
   assert (release.name, release.shape) == ("class sums", (K, D))
   assert Fraction(release.noise_multiplier) ** -2 <= Fraction(0.04)
@@ -107,7 +96,7 @@ def test_the_law_of_the_noise_and_of_topping_up():
   """One draw of all that was bought; the paper's noise but for p0 of it."""
   d = 4000
   x, y = rows_of_lengths(64, d)
-  sums, rows, _ = noisy("momentum", x, y, 0.04, 2)
+  sums, rows, _ = stepped("momentum", x, y, 0.04, 2)
   made, _ = one_step(sums, rows, 0.05, 0.04, optimizer=OPTIMIZERS["momentum"])
   exact = reference.class_sums(x, y, K, 1.0, -10.0)
   # In the gradient: of deviation σ·C/n, and alike in all classes by p0 alone.
