@@ -28,6 +28,13 @@ def rows_of(path):
   }
 
 
+def npz(path, **changes):
+  """An npz of the usual vectors, but for what is changed."""
+  embedding, label = vectors()
+  np.savez(path, **{"embedding": embedding, "label": label} | changes)
+  return path
+
+
 def parquet(path, embedding, label, **others):
   table = pa.table({"embedding": embedding, "label": label, **others})
   pq.write_table(table, path)
@@ -45,12 +52,9 @@ def parquet(path, embedding, label, **others):
 )
 def test_an_npz_becomes_a_cache_of_the_same_rows(tmp_path, dtype, stored):
   embedding, label = vectors(dtype)
-  file = tmp_path / "pets.npz"
-  ids = np.arange(N)[::-1] * 7
-  names = np.array(["cat", "dog", "rat"])
-  np.savez(
-    file, embedding=embedding, label=label, example_id=ids, class_names=names
-  )
+  others = {"example_id": (ids := np.arange(N)[::-1] * 7)}
+  others["class_names"] = np.array(["cat", "dog", "rat"])
+  file = npz(tmp_path / "pets.npz", embedding=embedding, **others)
   cache = import_table(file, tmp_path / "cache")
   info = cache.info
   assert (info.dataset, info.split, info.unit) == ("pets", "train", "example")
@@ -143,7 +147,7 @@ def test_units_are_by_a_column_of_their_name(tmp_path, kind, suffix):
   column = whose if kind == "numbers" else np.array([f"p{i}" for i in whose])
   file = tmp_path / f"a.{suffix}"
   if suffix == "npz":
-    np.savez(file, embedding=embedding, label=label, patient=column)
+    npz(file, patient=column)
   else:
     parquet(file, embedding.tolist(), label, patient=column)
   cache = import_table(file, tmp_path / "c", num_classes=K, unit_name="patient")
@@ -158,9 +162,8 @@ def test_units_are_by_a_column_of_their_name(tmp_path, kind, suffix):
 def test_owners_that_are_passed_over_and_k_of_the_labels_are_told_of(
   tmp_path, capsys
 ):
-  embedding, label = vectors()
-  np.savez(tmp_path / "a.npz", embedding=embedding, label=label, patient=label)
-  words = ("import", tmp_path / "a.npz", "--out", tmp_path / "c")
+  file = npz(tmp_path / "a.npz", patient=np.zeros(N, int))
+  words = ("import", file, "--out", tmp_path / "c")
   with (
     pytest.warns(UserWarning, match="'patient' not used.*--unit-name"),
     pytest.warns(UserWarning, match="K = 3 is taken from the labels"),
@@ -205,9 +208,7 @@ BAD_COLUMNS = {
 @pytest.mark.parametrize("what", [*BAD, *BAD_COLUMNS])
 def test_what_is_no_table_of_vectors_is_one_line(tmp_path, capsys, what):
   if what in BAD:
-    embedding, label = vectors()
-    arrays: dict = {"embedding": embedding, "label": label} | BAD[what]
-    np.savez(file := tmp_path / "a.npz", **arrays)
+    file = npz(tmp_path / "a.npz", **BAD[what])
   else:
     columns = {"embedding": [[1.0] * D] * 4, "label": [0, 1, 1, 0]}
     file = tmp_path / "a.parquet"
@@ -224,25 +225,22 @@ def test_pickles_are_never_opened(tmp_path):
     def __reduce__(self):
       return (ran.touch, ())
 
-  embedding, label = vectors()
   for name in "embedding", "label", "class_names":
-    arrays = {"embedding": embedding, "label": label}
-    arrays[name] = np.array([Trap()] * N, object)
-    np.savez(tmp_path / "a.npz", **arrays)
+    file = npz(tmp_path / "a.npz", **{name: np.array([Trap()] * N, object)})
     with pytest.raises(InputError, match="Python objects"):
-      import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
+      import_table(file, tmp_path / "c", num_classes=K)
     assert not ran.exists()
 
 
 def test_the_same_rows_again_are_the_cache_and_others_are_refused(tmp_path):
-  embedding, label = vectors()
-  np.savez(tmp_path / "a.npz", embedding=embedding, label=label)
-  first = import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
-  again = import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
+  embedding, _ = vectors()
+  file = npz(tmp_path / "a.npz")
+  first = import_table(file, tmp_path / "c", num_classes=K)
+  again = import_table(file, tmp_path / "c", num_classes=K)
   assert again.info == first.info
-  np.savez(tmp_path / "a.npz", embedding=embedding + 1, label=label)
+  npz(file, embedding=embedding + 1)
   with pytest.raises(InputError):
-    import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
+    import_table(file, tmp_path / "c", num_classes=K)
   np.testing.assert_array_equal(rows_of(tmp_path / "c")["embedding"], embedding)
 
 
