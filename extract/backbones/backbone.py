@@ -34,7 +34,7 @@ from oneshot_dp.extract.weights import (
   read_tensors,
 )
 
-# Each has network_of, name_of and folded.
+# Each has network_of, name_of and fitted.
 FAMILIES: Any = {"vit": vit, "resnet_v2": resnet_v2, "norm_free": norm_free}
 
 
@@ -165,7 +165,7 @@ def load_backbone(
     if name not in (looks, looks.replace("vit_", "deit_"), "glyph_vit"):
       raise ValueError(f"the weights look like {looks}")
     network = network.clone(compute_dtype=compute_dtype, **row.unsaid)
-    params = flax_params(network, family.folded(network, arrays, side), side)
+    params = flax_params(network, family.fitted(network, arrays, side), side)
   except InputError:
     raise
   except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -204,8 +204,7 @@ def timm_tensors(backbone: Backbone) -> Arrays:
   if sha256 != backbone.weights_sha256:
     raise InputError(f"{escaped(str(path))} has changed since it was read.")
   if isinstance(network, vit.ViT):
-    side = backbone.preprocessing.image_size
-    arrays = vit.fitted(network, arrays, side)
+    arrays = vit.fitted(network, arrays, backbone.preprocessing.image_size)
   return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 

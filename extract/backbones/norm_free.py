@@ -4,7 +4,7 @@ A block computes, with W the scaled standardised kernels and a the activation,
 
     x + α·s·2·gate(W3 a'(… W1 a'(β x))),    a' = γ·a
 
-α, β and γ are constants, s is learnt. `folded` puts β and γ into the kernels
+α, β and γ are constants, s is learnt. `fitted` puts β and γ into the kernels
 that follow them, α, s and 2 into one number (in an NF-ResNet, which has no
 gate, into W3 and its bias). Kernels are standardised as timm does: DeepMind's
 code of NFNet takes max(var·fan_in, 1e-4) where timm takes var + 1e-5.
@@ -60,7 +60,6 @@ class NormFree(nn.Module):
   def __call__(self, images: Images) -> Float32[Array, "b d"]:
     nfnet, x = self.kind == "nfnet", images
     same: dict[str, Any] = {"padding": "SAME" if nfnet else 1}
-    dense = functools.partial(nn.Dense, dtype=jnp.dtype(self.compute_dtype))
     conv = functools.partial(
       Convolution, bias=True, compute_dtype=self.compute_dtype
     )
@@ -98,12 +97,12 @@ class NormFree(nn.Module):
           out = conv(inner, 3, name=f"{at}conv2b", **same)(act(out))
         out = conv(wide, 1, name=f"{at}conv3")(act(out))
         if nfnet:  # out · s · sigmoid(W2 relu(W1 mean(out)))
-          gate = out.mean(axis=(1, 2), dtype=jnp.float32)
-          gate = nn.relu(dense(wide // 2, name=f"{at}attn_last.fc1")(gate))
-          gate = dense(wide, name=f"{at}attn_last.fc2")(gate)
+          gate = out.mean(axis=(1, 2), keepdims=True, dtype=jnp.float32)
+          gate = nn.relu(conv(wide // 2, 1, name=f"{at}attn_last.fc1")(gate))
+          gate = conv(wide, 1, name=f"{at}attn_last.fc2")(gate)
           gain = self.param(f"{at}skipinit_gain", nn.initializers.ones, ())
           gate = gain * nn.sigmoid(gate.astype(jnp.float32))
-          out = out * gate[:, None, None].astype(out.dtype)
+          out = out * gate.astype(out.dtype)
         x = x + out
     if nfnet:
       x = conv(2 * self.widths[-1], 1, name="final_conv")(x)
@@ -131,7 +130,7 @@ def name_of(network: NormFree) -> str:
   return f"nf_resnet{3 * sum(network.blocks) + 2}"
 
 
-def folded(network: NormFree, arrays: Arrays, image_size: int) -> Arrays:
+def fitted(network: NormFree, arrays: Arrays, image_size: int) -> Arrays:
   """The same with scaled, standardised kernels and all constants in them."""
   found = {}
   for name, array in arrays.items():
@@ -140,8 +139,7 @@ def folded(network: NormFree, arrays: Arrays, image_size: int) -> Arrays:
     if leaf == "skipinit_gain":
       found[name] = np.float32(2 * _ALPHA) * array.astype(np.float32)
     elif gain is None:
-      # The gate's are 1x1 convolutions [out, in, 1, 1].
-      found[name] = array[:, :, 0, 0] if array.ndim == 4 else array
+      found[name] = array
     elif leaf == "bias":
       found[name] = array * np.float32(_scales(module, network)[1])
     elif leaf == "weight":

@@ -1,7 +1,7 @@
 """Pre-activation residual networks with GroupNorm: BiT and WRN.
 
 The file of weights says what the network is. Weight standardisation depends on
-the weights alone: done once, in float64, it leaves plain kernels (`folded`).
+the weights alone: done once, in float64, it leaves plain kernels (`fitted`).
 
 Source: Kolesnikov et al., "Big Transfer (BiT): General Visual Representation
 Learning" (ECCV 2020), sections 3.1 and 3.2, with the stride in the 3x3
@@ -192,7 +192,7 @@ def name_of(network: BiT | WideResNet) -> str:
   return f"bit_r{3 * layers + 2}x{width / 64:g}"
 
 
-def folded(network: nn.Module, arrays: Arrays, image_size: int) -> Arrays:
+def fitted(network: nn.Module, arrays: Arrays, image_size: int) -> Arrays:
   """The same with standardised kernels, a WRN's with its gains in them."""
   found = {}
   for name, array in arrays.items():

@@ -22,7 +22,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float32
 from PIL import Image
 
 from oneshot_dp.configs.extract_config import ComputeDtype
@@ -30,12 +30,21 @@ from oneshot_dp.extract.weights import Arrays, Images
 
 Tokens = Float32[Array, "b t width"]
 _TOKENS = ("cls_token", "dist_token", "reg_token")
+_READ = {
+  **{"map": "attn_pool", "cls": "cls_token", "mean": "norm"},
+  "pre_logits": "pre_logits",
+}
+"""By embedding, the usual one first, the module or token that it needs."""
 _HEADS = {1152: 16, 1280: 16}
 """By width, where it is not a head for every 64."""
 _SIZES = {
   **{(192, 12): "ti", (384, 12): "s", (768, 12): "b", (1024, 24): "l"},
   **{(1280, 32): "h", (1152, 27): "so400m", (1536, 40): "g"},
 }
+# By the two-pass formula.
+layer_norm = functools.partial(
+  nn.LayerNorm, epsilon=1e-6, dtype=jnp.float32, use_fast_variance=False
+)
 
 
 class ViT(nn.Module):
@@ -71,32 +80,31 @@ class ViT(nn.Module):
   @nn.compact
   def __call__(self, images: Images) -> Float32[Array, "b d"]:
     dtype, zeros = jnp.dtype(self.compute_dtype), nn.initializers.zeros
-    mlp = functools.partial(Mlp, self.hidden, self.mlp, dtype, name="mlp")
+    mlp = functools.partial(two_layers, self.hidden, self.mlp, dtype)
     batch, grid = len(images), images.shape[1] // self.patch
     x = images[:, : grid * self.patch, : grid * self.patch]
     x = x.reshape(batch, grid, self.patch, grid, self.patch, 3).swapaxes(2, 3)
-    x = x.reshape(batch, grid**2, self.patch**2 * 3)
-    x = nn.Dense(self.width, name="patch_embed.proj", dtype=dtype)(x)
+    x = nn.DenseGeneral(
+      self.width, axis=(3, 4, 5), name="patch_embed.proj", dtype=dtype
+    )(x).reshape(batch, grid**2, self.width)
 
-    number = sum(number for _, number in self.tokens)
-    rows = grid**2 + number * self.token_positions
-    positions = self.param("pos_embed", zeros, (1, rows, self.width))
-    if not self.token_positions:
-      x = x + positions
     in_front = [
       jnp.repeat(self.param(name, zeros, (1, n, self.width)), batch, axis=0)
       for name, n in self.tokens
     ]
     x = jnp.concatenate([*in_front, x.astype(jnp.float32)], axis=1)
-    if self.token_positions:
-      x = x + positions
+    number = x.shape[1] - grid**2
+    bare = 0 if self.token_positions else number
+    shape = 1, x.shape[1] - bare, self.width
+    positions = self.param("pos_embed", zeros, shape)
+    x = x + jnp.pad(positions, ((0, 0), (bare, 0), (0, 0)))
 
     leading = 1 if self.embedding in ("cls", "pre_logits") else None
     for i in range(self.depth):
       scaled, last = self.layer_scale, i == self.depth - 1
       block = Block(self.heads, mlp, scaled, dtype, name=f"blocks.{i}")
       x = block(x, leading if last else None)
-    x = layer_norm("norm")(x)
+    x = layer_norm(name="norm")(x)
     match self.embedding:
       case "map":
         return AttentionPooling(self.heads, mlp, dtype, name="attn_pool")(x)
@@ -127,26 +135,20 @@ class Block(nn.Module):
     width = x.shape[-1]
 
     def scaled(name: str, branch: Array) -> Array:
-      if not self.layer_scale:
-        return branch
-      return branch * self.param(name, nn.initializers.ones, (width,))
+      if self.layer_scale:
+        branch *= self.param(name, nn.initializers.ones, (width,))
+      return branch
 
     qkv = nn.Dense(3 * width, name="attn.qkv", dtype=self.dtype)
-    q, k, v = jnp.split(qkv(layer_norm("norm1")(x)), 3, axis=-1)
+    q, k, v = jnp.split(qkv(layer_norm(name="norm1")(x)), 3, axis=-1)
     mixed = attention(q[:, :leading], k, v, self.heads, self.dtype)
     mixed = nn.Dense(width, name="attn.proj", dtype=self.dtype)(mixed)
     x = x[:, :leading] + scaled("ls1.gamma", mixed)
-    return x + scaled("ls2.gamma", self.mlp()(layer_norm("norm2")(x)))
+    return x + scaled("ls2.gamma", self.mlp(layer_norm(name="norm2")(x)))
 
 
-def attention(
-  q: Float[Array, "b q width"],
-  k: Float[Array, "b t width"],
-  v: Float[Array, "b t width"],
-  heads: int,
-  dtype: Any,
-) -> Float32[Array, "b q width"]:
-  """softmax(q kᵀ/√dim) v for every head."""
+def attention(q: Array, k: Array, v: Array, heads: int, dtype: Any) -> Array:
+  """softmax(q kᵀ/√dim) v by heads, in float32: q [b, q, w]; k, v [b, t, w]."""
   dim = q.shape[-1] // heads
   matmul = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
@@ -160,23 +162,16 @@ def attention(
   return mixed.reshape(q.shape)
 
 
-class Mlp(nn.Module):
-  """Two dense layers with GELU or a gate between them."""
-
-  hidden: int
-  kind: str
-  dtype: Any
-
-  @nn.compact
-  def __call__(self, x: Tokens) -> Float[Array, "b t width"]:
-    width, gated = x.shape[-1], self.kind == "swiglu"
-    x = nn.Dense(self.hidden * (1 + gated), name="fc1", dtype=self.dtype)(x)
-    if gated:
-      gate, value = jnp.split(x, 2, axis=-1)
-      x = nn.silu(gate) * value
-    else:
-      x = nn.gelu(x, approximate=self.kind == "gelu_tanh")
-    return nn.Dense(width, name="fc2", dtype=self.dtype)(x)
+def two_layers(hidden: int, kind: str, dtype: Any, x: Array) -> Array:
+  """The MLP of a module, with GELU or a gate in between: [b, t, width]."""
+  width, gated = x.shape[-1], kind == "swiglu"
+  x = nn.Dense(hidden * (1 + gated), name="mlp.fc1", dtype=dtype)(x)
+  if gated:
+    gate, value = jnp.split(x, 2, axis=-1)
+    x = nn.silu(gate) * value
+  else:
+    x = nn.gelu(x, approximate=kind == "gelu_tanh")
+  return nn.Dense(width, name="mlp.fc2", dtype=dtype)(x)
 
 
 class AttentionPooling(nn.Module):
@@ -196,14 +191,7 @@ class AttentionPooling(nn.Module):
     k, v = jnp.split(kv, 2, axis=-1)
     x = attention(q, k, v, self.heads, self.dtype)
     x = nn.Dense(width, name="proj", dtype=self.dtype)(x).astype(jnp.float32)
-    return (x + self.mlp()(layer_norm("norm")(x)))[:, 0]
-
-
-def layer_norm(name: str) -> nn.LayerNorm:
-  """In float32, by the two-pass formula."""
-  return nn.LayerNorm(
-    epsilon=1e-6, dtype=jnp.float32, use_fast_variance=False, name=name
-  )
+    return (x + self.mlp(layer_norm(name="norm")(x)))[:, 0]
 
 
 def network_of(arrays: Arrays, embedding: str | None) -> ViT:
@@ -220,15 +208,12 @@ def network_of(arrays: Arrays, embedding: str | None) -> ViT:
   rows = arrays["pos_embed"].shape[1]
   tokens = tuple((n, arrays[n].shape[1]) for n in _TOKENS if n in arrays)
   in_front = sum(number for _, number in tokens)
-  is_square = [
-    n > 0 and math.isqrt(n) ** 2 == n for n in (rows, rows - in_front)
-  ]
-  if not any(is_square):
+  squares = [k**2 for k in range(1, math.isqrt(rows) + 1)]
+  if not {rows, rows - in_front}.intersection(squares):
     raise ValueError(f"positions of {rows} tokens are no square of patches")
   depth = len({n.split(".")[1] for n in arrays if n.startswith("blocks.")})
-  choices = ["map"] * ("attn_pool.latent" in arrays)
-  choices += ["cls"] * ("cls_token" in arrays) + ["mean"]
-  choices += ["pre_logits"] * ("pre_logits.fc.weight" in arrays)
+  there = {name.partition(".")[0] for name in arrays}
+  choices = [e for e, needed in _READ.items() if needed in there]
   embedding = embedding or choices[0]
   if embedding not in choices:
     raise ValueError(f"embedding {embedding!a} is none of {', '.join(choices)}")
@@ -239,7 +224,7 @@ def network_of(arrays: Arrays, embedding: str | None) -> ViT:
     patch=patch,
     heads=_HEADS.get(width, max(1, width // 64)),
     tokens=tokens,
-    token_positions=in_front > 0 and not is_square[0],
+    token_positions=rows not in squares,
     mlp="swiglu" if gated else "gelu",
     layer_scale="blocks.0.ls1.gamma" in arrays,
     embedding=embedding,
@@ -256,41 +241,19 @@ def name_of(network: ViT) -> str:
 
 
 def fitted(network: ViT, arrays: Arrays, image_size: int) -> Arrays:
-  """The arrays that the embedding needs, with positions for the image size."""
-  if not (side := image_size // network.patch):
-    raise ValueError(f"image size {image_size} is below a patch's")
-  unread = {"attn_pool": "map", "pre_logits": "pre_logits"}
-  kept = {
-    name: array
-    for name, array in arrays.items()
-    if network.embedding == unread.get(name.split(".")[0], network.embedding)
-  }
-  number = sum(n for _, n in network.tokens) * network.token_positions
-  in_front, grid = np.split(kept["pos_embed"], [number], axis=1)
-  if grid.shape[1] != side**2:
-    resized = _resize_grid(grid[0], side)
-    kept["pos_embed"] = np.concatenate([in_front, resized[None]], axis=1)
-  return kept
-
-
-def folded(network: ViT, arrays: Arrays, image_size: int) -> Arrays:
-  """The same for `flax_params`: patches are embedded by a matrix product."""
-  arrays = fitted(network, arrays, image_size)
-  kernel = arrays["patch_embed.proj.weight"].transpose(0, 2, 3, 1)
-  return arrays | {"patch_embed.proj.weight": kernel.reshape(len(kernel), -1)}
-
-
-def _resize_grid(
-  positions: Float[np.ndarray, "m2 width"], side: int
-) -> Float[np.ndarray, "g2 width"]:
-  """Position embeddings of m × m patches, row after row, for side × side.
+  """The arrays that the embedding needs, with positions for the image size.
 
   By Pillow's bicubic filter, which is that of timm: the bits do not depend on
   the device.
   """
-  old = math.isqrt(len(positions))
-  grid = positions.reshape(old, old, -1).astype(np.float32)
-  planes = map(Image.fromarray, np.moveaxis(grid, -1, 0).copy())
-  bicubic, size = Image.Resampling.BICUBIC, (side, side)
-  out = [np.asarray(plane.resize(size, bicubic)) for plane in planes]
-  return np.stack(out, axis=-1).reshape(side * side, -1)
+  if not (side := image_size // network.patch):
+    raise ValueError(f"image size {image_size} is below a patch's")
+  unread = {_READ[e] for e in ("map", "pre_logits") if e != network.embedding}
+  kept = {k: v for k, v in arrays.items() if k.split(".")[0] not in unread}
+  number = sum(n for _, n in network.tokens) * network.token_positions
+  in_front, grid = np.split(kept["pos_embed"], [number], axis=1)
+  old, bicubic = math.isqrt(grid.shape[1]), Image.Resampling.BICUBIC
+  planes = grid[0].T.astype(np.float32, order="C").reshape(-1, old, old)
+  resized = [Image.fromarray(p).resize((side, side), bicubic) for p in planes]
+  grid = np.stack([np.ravel(plane) for plane in resized], axis=-1)
+  return kept | {"pos_embed": np.concatenate([in_front, grid[None]], axis=1)}

@@ -68,8 +68,8 @@ def ours(name: str, model: Any, batch: int, on_gpu: bool) -> Run:
   network = family.network_of(arrays, row.embedding).clone(
     compute_dtype="bfloat16" if on_gpu else "float32", **row.unsaid
   )
-  fitted = family.folded(network, arrays, SIDE)
-  params = jax.device_put(flax_params(network, fitted, SIDE))
+  arrays = family.fitted(network, arrays, SIDE)
+  params = jax.device_put(flax_params(network, arrays, SIDE))
   rng = np.random.default_rng(0)
   images = rng.integers(0, 256, (batch, SIDE, SIDE, 3), np.uint8)
   images = jax.device_put(images)

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import pathlib
-import re
 from typing import Any
 
 import flax.traverse_util
@@ -14,18 +13,14 @@ import pytest
 import safetensors.numpy
 
 from oneshot_dp.configs.extract_config import PreprocessConfig
-from oneshot_dp.extract.backbones import norm_free, resnet_v2
 from oneshot_dp.extract.backbones.backbone import (
   Backbone,
-  apply_function,
   load_backbone,
   timm_tensors,
 )
 from oneshot_dp.extract.backbones.names import named
-from oneshot_dp.extract.backbones.vit import ViT
 from oneshot_dp.extract.images import Preprocessing, resize_and_crop
 from tests.extract.backbones import drawn
-from tests.extract.backbones.resnet_test import wrn_weights
 from tests.extract.refusals import refused
 
 SMALL = PreprocessConfig(image_size=32)
@@ -109,16 +104,6 @@ def program(apply: Any, params: Any, side: int) -> str:
   return jax.jit(apply).lower(params, images(1, side)).as_text()
 
 
-@pytest.mark.parametrize("family", ["vit", "siglip", "bit", "nfnet"])
-def test_products_of_float32_are_not_rounded(family):
-  """Where a device would take fewer bits, as TPUs and GPUs do."""
-  network, side = NETWORKS[family]
-  apply = apply_function(network, Preprocessing(image_size=side))
-  text = program(apply, drawn_params(network, side), side)
-  number = len(re.findall(r"stablehlo\.(?:dot_general|convolution)", text))
-  assert text.count("HIGHEST") == 2 * number > 4
-
-
 def test_the_glyph_vit_brings_its_weights():
   assert GLYPHS.stat().st_size < 1_400_000
   backbone = load_backbone("glyph_vit")
@@ -133,59 +118,6 @@ def test_the_glyph_vit_brings_its_weights():
 
 
 GLYPH_OUTPUT = [0.36516008, 0.95585799, -0.97840875, 0.77094132]
-
-# Small networks of every family, random weights.
-NETWORKS: dict[str, tuple[Any, int]] = {
-  "vit": (ViT(24, 2, 40, 4, 3), 20),
-  "siglip": (ViT(48, 1, 96, 4, 3, (), mlp="gelu_tanh", embedding="map"), 24),
-  "dinov2": (
-    ViT(
-      *(48, 1, 64, 4, 3, (("cls_token", 1), ("reg_token", 4))),
-      mlp="swiglu",
-      layer_scale=True,
-      embedding="mean",
-    ),
-    24,
-  ),
-  "bit": (resnet_v2.BiT((1, 1), 8, 4), 37),
-  "wrn": (resnet_v2.WideResNet((1, 1, 1), 1), 16),
-  "nf_resnet": (norm_free.NormFree("nf_resnet", (1, 1), (32, 64), 8, 8), 37),
-  "nfnet": (norm_free.NormFree("nfnet", (1, 1), (32, 64), 16, 16), 37),
-}
-
-
-def drawn_params(network: Any, side: int) -> Any:
-  rng = np.random.default_rng(0)
-  shown = np.zeros((1, side, side, 3), np.float32)
-  shapes = jax.eval_shape(network.init, jax.random.key(0), shown)
-  return jax.tree.map(
-    lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32),
-    shapes["params"],
-  )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", NETWORKS)
-def test_an_image_s_embedding_depends_on_no_other(family):
-  """Bit for bit, whatever its slot and its neighbours."""
-  network, side = NETWORKS[family]
-  apply = apply_function(network, Preprocessing(image_size=side))
-  params = drawn_params(network, side)
-  run = jax.jit(apply)
-  batch = images(5, side)
-  alone = np.asarray(run(params, batch))
-  assert np.isfinite(alone).all()
-  assert len(np.unique(alone, axis=0)) == 5
-  for seed in range(3):
-    order = np.random.default_rng(seed).permutation(5)
-    np.testing.assert_array_equal(run(params, batch[order]), alone[order])
-    # Black, white, in place of broken ones.
-    for others in (
-      images(5, side, seed + 1),
-      np.full_like(batch, 255 * (seed % 2)),
-    ):
-      others[seed + 1] = batch[0]
-      np.testing.assert_array_equal(run(params, others)[seed + 1], alone[0])
 
 
 def test_the_arrays_of_timm_come_back(backbone, arrays):
@@ -226,7 +158,7 @@ def test_the_weights_that_are_wanted_are_named(weights):
 
 
 def test_a_wrn_is_read_by_name(tmp_path):
-  np.savez(tmp_path / "w.npz", allow_pickle=False, **wrn_weights(16, 1))
+  np.savez(tmp_path / "w.npz", allow_pickle=False, **drawn.wrn_weights(16, 1))
   backbone = load_backbone("wrn_16_1", str(tmp_path / "w.npz"))
   assert backbone.feature_dim == 64
   assert backbone.preprocessing.image_size == 32
