@@ -58,36 +58,34 @@ def read_regular(
 
 
 def walk(
-  folder: pathlib.Path,
-  name: str,
-  found: dict[str, tuple[int, str]],
-  inside: tuple[tuple[int, int], ...] = (),
-) -> None:
-  """Adds bytes and version of each file below a folder, by name from `name`.
+  folder: str, name: str = "", inside: tuple[tuple[int, int], ...] = ()
+) -> Iterator[tuple[str, tuple[int, str]]]:
+  """Name (from `name`), bytes and version of each file below a folder.
 
   -1 bytes: no regular file, a folder that may not be read, or a link to one
-  that it is in. Raises OSError where the folder itself may not be read.
+  that it is in. What is no folder has none. OSError: the folder itself may not
+  be read.
   """
   try:
-    status, entries = folder.stat(), list(os.scandir(folder))
-  except FileNotFoundError:
+    status, entries = os.stat(folder), list(os.scandir(folder))
+  except (FileNotFoundError, NotADirectoryError):
     return
   except PermissionError:
     if not inside:
       raise
-    found[name] = -1, ""
+    yield name, (-1, "")
     return
   if (here := (status.st_dev, status.st_ino)) in inside:
-    found[name] = -1, ""
+    yield name, (-1, "")
     return
   for entry in entries:
     inner = f"{name}/{entry.name}" if name else entry.name
     if entry.is_dir():
-      walk(folder / entry.name, inner, found, (*inside, here))
+      yield from walk(entry.path, inner, (*inside, here))
     elif entry.is_file():
-      found[inner] = entry.stat().st_size, str(entry.stat().st_mtime_ns)
+      yield inner, (entry.stat().st_size, str(entry.stat().st_mtime_ns))
     else:
-      found[inner] = -1, ""
+      yield inner, (-1, "")
 
 
 def write_once(path: str | os.PathLike, data: bytes | Iterable[bytes]) -> bool:

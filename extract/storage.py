@@ -12,7 +12,6 @@ import functools
 import importlib.util
 import io
 import os
-import pathlib
 import re
 import tempfile
 import time
@@ -93,21 +92,12 @@ def listed(store: Store) -> dict[str, tuple[int, str]]:
   """
 
   def ask() -> dict[str, tuple[int, str]]:
-    found: dict[str, tuple[int, str]] = {}
     if store.remote is None:
-      files.walk(pathlib.Path(store.place), "", found)
-    else:
-      for entry in _call("list", store).collect():
-        found[entry["path"]] = entry["size"], _version(entry)
-    return dict(sorted(found.items()))
+      return dict(sorted(files.walk(store.place)))
+    found = sorted(store.remote.list().collect(), key=lambda e: e["path"])
+    return {e["path"]: (e["size"], _version(e)) for e in found}
 
   return _ask(store, "", "list", ask)
-
-
-def _call(name: str, store: Store, *words: Any, **more: Any) -> Any:
-  import obstore
-
-  return getattr(obstore, name)(store.remote, *words, **more)
 
 
 def _version(found: Any) -> str:
@@ -118,7 +108,7 @@ def _version(found: Any) -> str:
 def state(store: Store, name: str) -> tuple[int, str]:
   """`listed` of one file; FileNotFoundError: it is not there."""
   if store.remote is not None:
-    found = _ask(store, name, "read", lambda: _call("head", store, name))
+    found = _ask(store, name, "read", lambda: store.remote.head(name))
     return found["size"], _version(found)
   with _local(store, name) as file:
     status = os.fstat(file.fileno())
@@ -140,7 +130,7 @@ def read(
   """A file's bytes, or None; InputError: too many, or they may not be read."""
 
   def get() -> bytes:
-    answer = _call("get", store, name)
+    answer = store.remote.get(name)
     if (size := answer.meta["size"]) > most_bytes:
       raise InputError(f"{store.where(name)}: {size:,} bytes are too many.")
     return answer.bytes().to_bytes()
@@ -160,7 +150,7 @@ def read_range(
 
   def get() -> tuple[bytes, str]:
     part = {"range": (start, start + size)}
-    answer = _call("get", store, name, options=part)
+    answer = store.remote.get(name, options=part)
     return answer.bytes().to_bytes(), _version(answer.meta)
 
   if store.remote is not None:
@@ -177,16 +167,13 @@ def put_once(store: Store, name: str, data: bytes) -> bytes:
   over another's; what this call has returned, which is there now, survives a
   crash.
   """
-
-  def put() -> None:
-    _call("put", store, name, data, mode="create", use_multipart=False)
-
   if store.remote is None:
     if files.write_once(store.path(name), data):
       return data
   else:
+    how: Any = {"mode": "create", "use_multipart": False}
     with contextlib.suppress(FileExistsError):
-      _ask(store, name, "write", put)
+      _ask(store, name, "write", lambda: store.remote.put(name, data, **how))
       return data
   # Perhaps of this very call, whose answer was lost.
   if (there := read(store, name)) is None:
@@ -197,11 +184,11 @@ def put_once(store: Store, name: str, data: bytes) -> bytes:
 def remove(store: Store, names: Iterable[str]) -> None:
   """Removes files; those that are not there are all right."""
   for name in names:
+    act, place = os.unlink, store.path(name)
+    if store.remote is not None:
+      act, place = store.remote.delete, name
     with contextlib.suppress(FileNotFoundError):
-      act = functools.partial(os.unlink, store.path(name))
-      if store.remote is not None:
-        act = functools.partial(_call, "delete", store, name)
-      _ask(store, name, "remove", act)
+      _ask(store, name, "remove", functools.partial(act, place))
 
 
 @contextlib.contextmanager

@@ -9,48 +9,46 @@ name up to its first dot; what follows the dot is the column, as it were: jpg,
 cls, json, seg.png. Members are found once, and then read as ranges of the file.
 """
 
-import contextlib
 import functools
 import json
 import tarfile
 import threading
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError, RunError, one_line
+from oneshot_dp.configs.errors import InputError, one_line
 from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.labels import FileRows, MissingFlagError
 from oneshot_dp.extract.sources.listed_files import IMAGES, File, shortened
 
 _MOST_LABEL_BYTES = 1 << 20
+_NPZ = "npz of plain arrays"
 _Sample = dict[str, tarfile.TarInfo]
 _loading = threading.Lock()
 
 
 def read_array(file: File, name: str) -> np.ndarray:
   """An array of the file that was listed, which stays in memory."""
-  try:
-    with _loading:
-      return _kept(file, name)
-  except InputError as error:
-    raise RunError(str(error)) from error
+  with _loading:
+    return _kept(file, name)
 
 
 @functools.lru_cache(maxsize=4)
 def _kept(file: File, name: str) -> np.ndarray:
-  with opened_npz(file) as npz:
-    return _array(npz, file.path, name)
+  with listed_files.opened(file, _NPZ) as opened:
+    return _array(_npz(opened), file.path, name)
 
 
 def npz_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
   """An npz of images; InputError: an array is not as it should be."""
   path, unit = file.path, settings.units
   label, labels, named, units = settings.label or "label", [], [], []
-  with opened_npz(file) as npz:
+  with listed_files.opened(file, _NPZ) as opened:
+    npz = _npz(opened)
     is_split = labelled and settings.split in _splits(npz)
     prefix = f"{settings.split}_" * is_split
 
@@ -73,8 +71,7 @@ def npz_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
       is_named = prefix + unit in npz.files
       units = column(prefix + (unit if is_named else "unit_id"), "iuU")
   key = prefix + (settings.image or "image")
-  with _loading:
-    images = _kept(file, key)
+  images = read_array(file, key)
   kind, shape = images.dtype, images.shape
   if (
     kind != np.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape
@@ -87,32 +84,18 @@ def npz_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
   return FileRows(file, key, at, label, named, [labels], [units])
 
 
-@contextlib.contextmanager
-def opened_npz(file: File) -> Iterator[Any]:
-  """Opens an npz, without pickles.
-
-  InputError: something in it cannot be read, also by who was given it.
-  """
-  path = file.path
-  try:
-    with listed_files.seekable(file) as opened:
-      if not zipfile.is_zipfile(opened):
-        raise InputError(f"{path!r} is not a readable npz: use numpy.savez.")
-      opened.seek(0)
-      yield np.load(opened, allow_pickle=False)
-  except (InputError, RunError):
-    raise
-  # zipfile, zlib and NumPy let through what damaged bytes make them stumble on.
-  except Exception as error:
-    raise InputError(
-      f"{path!r} is not a readable npz of plain arrays: {one_line(error)}."
-    ) from error
-
-
 def array_splits(file: File) -> list[str]:
   """The splits in an npz; none where its arrays are not named so."""
-  with opened_npz(file) as npz:
-    return _splits(npz)
+  with listed_files.opened(file, _NPZ) as opened:
+    return _splits(_npz(opened))
+
+
+def _npz(opened: BinaryIO) -> Any:
+  """Its arrays, without pickles."""
+  if not zipfile.is_zipfile(opened):
+    raise ValueError("use numpy.savez")
+  opened.seek(0)
+  return np.load(opened, allow_pickle=False)
 
 
 def _splits(npz: Any) -> list[str]:
@@ -130,7 +113,7 @@ def _array(npz: Any, path: str, name: str) -> np.ndarray:
 def tar_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
   """The samples of a tar; InputError: it is none, or one is not whole."""
   labels, units = [], []
-  with listed_files.seekable(file) as opened:
+  with listed_files.opened(file, "tar") as opened:
     samples = _samples(opened, file)
     has_cls = any("cls" in sample for sample in samples)
     key = settings.label or ("cls" if has_cls else "label")
@@ -156,15 +139,11 @@ def tar_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
 def _samples(opened: BinaryIO, file: File) -> list[_Sample]:
   """The members of each sample, by extension, in the order of the file."""
   samples: dict[str, _Sample] = {}
-  try:
-    with tarfile.open(fileobj=opened, mode="r:") as tar:
-      found = [info for info in tar if not info.isdir()]
-    opened.seek(tar.offset)  # it stops at a damaged header without a word
-    if opened.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-      raise ValueError("damaged, or cut short")
-  except (OSError, tarfile.TarError, ValueError, OverflowError) as error:
-    reason = one_line(error)
-    raise InputError(f"{file.path!r} is no tar file: {reason}.") from error
+  with tarfile.open(fileobj=opened, mode="r:") as tar:
+    found = [info for info in tar if not info.isdir()]
+  opened.seek(tar.offset)  # it stops at a damaged header without a word
+  if opened.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+    raise ValueError("it is damaged, or cut short")
   for info in found:
     folder, _, name = info.name.removeprefix("./").rpartition("/")
     stem, dot, extension = name.partition(".")

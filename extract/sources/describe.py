@@ -80,9 +80,8 @@ def describe_images(location: Sequence[str], **flags: Any) -> ImagesReport:
   memory are the names of files, and 24 bytes for each image. InputError:
   nothing is there, or it is tfds:NAME.
   """
-  paths, files = listed_files.expanded(location), []
-  if len(paths) == 1 and listed_files.is_folder(root := paths[0]):
-    files = listed_files.files_in(root)
+  root, *more = paths = listed_files.expanded(location)
+  files = [] if more else listed_files.files_in(root)
   report = ImagesReport(
     location=escaped(" ".join(location), but=""),
     faults=[f"{f.path!r}: leads nowhere or back" for f in files if f.size < 0],
@@ -113,10 +112,9 @@ def describe_images(location: Sequence[str], **flags: Any) -> ImagesReport:
       report.faults.append(str(error))
   _look(parts, report)
   report.passed_over += others
-  for some in (
-    *(report.faults, report.passed_over, report.duplicates, report.notes),
-  ):
-    some[:] = [escaped(each, but="") for each in some]
+  for some in vars(report).values():
+    if isinstance(some, list):
+      some[:] = [escaped(each, but="") for each in some]
   return report
 
 
@@ -128,12 +126,11 @@ def _tables(
   for path in paths:
     try:
       splits = list(filter(None, splits_of(paths)))
-      file, arrays = listed_files.file_at(path), []
-      if path.lower().endswith(".npz"):
-        arrays = array_splits(file)
+      file, is_npz = listed_files.file_at(path), path.lower().endswith(".npz")
+      arrays = array_splits(file) if is_npz else []
       splits = arrays or splits
-      for key in [f"{split}_image" for split in arrays] or [None]:
-        parts.append(images_of([file], key))
+      keys = [f"{split}_image" for split in arrays] or [None]
+      parts += [images_of([file], key) for key in keys]
     except InputError as error:
       report.faults.append(str(error))
   return parts, splits

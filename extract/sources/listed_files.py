@@ -5,11 +5,12 @@ are followed; those that lead nowhere or into a folder that they are in, pipes,
 sockets and devices have a size of -1: who lists a folder refuses or reports it.
 """
 
+import contextlib
 import glob
 import os
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
@@ -44,13 +45,6 @@ def is_litter(path: str) -> bool:
   return any(p[:1] == "." or p in _LITTER for p in path.split("/"))
 
 
-def is_folder(path: str) -> bool:
-  """Whether a folder is there; in a store, if anything is in it."""
-  if storage.is_url(path):
-    return bool(storage.listed(storage.store_at(path)))
-  return os.path.isdir(path)
-
-
 def expanded(location: Sequence[str]) -> list[str]:
   """The paths that words stand for: x{00..12}.tar, *.tar, ~ and paths."""
   paths, words = [], list(location)[::-1]
@@ -71,7 +65,10 @@ def expanded(location: Sequence[str]) -> list[str]:
 
 
 def files_in(folder: str) -> list[File]:
-  """All files of a folder, at any depth, by relative path, in order."""
+  """All files of a folder, at any depth, by relative path, in order.
+
+  None are in a file.
+  """
   found = storage.listed(storage.store_at(folder)).items()
   return [_file(p, size, v) for p, (size, v) in found if not is_litter(p)]
 
@@ -124,11 +121,24 @@ def read(file: File, start: int = 0, size: int | None = None) -> bytes:
   return data
 
 
-def seekable(file: File) -> BinaryIO:
-  """A file to read parts of; InputError: it is not what was listed."""
+@contextlib.contextmanager
+def opened(file: File, kind: str) -> Iterator[BinaryIO]:
+  """A file of rows, for a library that reads the parts that it needs.
+
+  InputError: it is not what was listed, or the library finds it damaged, or of
+  another kind.
+  """
   if file_at(file.path) != file:
     raise InputError(f"{file.path!r} was changed since it was listed.")
-  return storage.seekable(*os.path.split(file.path))
+  try:
+    with storage.seekable(*os.path.split(file.path)) as found:
+      yield found
+  except (InputError, RunError):
+    raise
+  except Exception as error:  # whatever libraries make of damaged bytes
+    raise InputError(
+      f"{file.path!r} is not a readable {kind}: {one_line(error)}."
+    ) from error
 
 
 def shortened(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -65,8 +65,7 @@ def open_source(settings: SourceSettings) -> Source:
     raise InputError("--data-dir is for tfds:NAME: leave it out.")
   paths = listed_files.expanded(words)
   above, name = os.path.split(os.path.abspath(root := paths[0]))
-  if len(paths) == 1 and listed_files.is_folder(root):
-    files = listed_files.files_in(root)
+  if len(paths) == 1 and (files := listed_files.files_in(root)):
     others = [file.path for file in files if not is_image(file.path)]
     if len(others) < len(files):
       if settings.image or settings.label:
@@ -78,16 +77,16 @@ def open_source(settings: SourceSettings) -> Source:
         print(f"passed over in {told[:300]}", file=sys.stderr)
       return source
     listed_files.refuse_broken(root, files)
-    tables = {file.path: listed_files.below(root, file) for file in files}
+    places = {file.path: listed_files.below(root, file) for file in files}
   else:
     name = name if len(paths) == 1 else os.path.basename(above)
     if len(set(paths)) < len(paths) or not all(map(has_rows, paths)):
       raise InputError(f"{shortened(paths)}: {_WHAT}, each once.")
-    tables = {path: listed_files.file_at(path) for path in paths}
-  found = splits_of(tables)
-  if [path.lower()[-4:] for path in tables] == [".npz"]:
-    named = archives.array_splits(*tables.values()) or [settings.split or "all"]
-    found = {split: list(tables) for split in named}
+    places = {path: listed_files.file_at(path) for path in paths}
+  found = splits_of(places)
+  if [path.lower()[-4:] for path in places] == [".npz"]:
+    named = archives.array_splits(*places.values()) or [settings.split or "all"]
+    found = {key: list(places) for key in named}
   split = chosen(root, "--split", settings.split, sorted(found))
   homes = {
     os.path.join(os.path.dirname(f), f"*{os.path.splitext(f)[1]}")
@@ -102,8 +101,7 @@ def open_source(settings: SourceSettings) -> Source:
     check_unit_name(settings.units)
   name = settings.name or os.path.splitext(name)[0]
   settings = dataclasses.replace(settings, name=name, split=split)
-  listed = [tables[file] for file in found[split]]
-  return source_of(settings, _rows(settings, listed, True), labelled=True)
+  return _source_of(settings, [places[f] for f in found[split]], labelled=True)
 
 
 def splits_of(files: Iterable[str]) -> dict[str, list[str]]:
@@ -132,24 +130,6 @@ def splits_of(files: Iterable[str]) -> dict[str, list[str]]:
   return {"all": found[""]} if set(found) == {""} else found
 
 
-def _rows(
-  settings: SourceSettings, files: Sequence[File], labelled: bool
-) -> Iterator[FileRows]:
-  for file in files:
-    kind = os.path.splitext(file.path)[1].lower()
-    if kind == ".tar":
-      yield archives.tar_rows(settings, file, labelled)
-    elif kind == ".npz":
-      yield archives.npz_rows(settings, file, labelled)
-    elif kind == ".parquet":
-      from oneshot_dp.extract.sources.parquet import parquet_rows
-
-      with parquet_rows(settings, file, labelled) as rows:
-        yield rows
-    else:
-      yield FileRows(file, "", np.array([(0, file.size)], np.int64))
-
-
 def unlabelled(paths: Sequence[str]) -> Source:
   """The images of files, folders at any depth, npz, Parquet files and tars.
 
@@ -159,10 +139,10 @@ def unlabelled(paths: Sequence[str]) -> Source:
   """
   files: list[File] = []
   for path in listed_files.expanded(paths):
-    if not listed_files.is_folder(path):
+    found = listed_files.files_in(path)
+    if not (found or os.path.isdir(path)):
       files.append(listed_files.file_at(path))
       continue
-    found = listed_files.files_in(path)
     listed_files.refuse_broken(path, found)
     images = [f for f in found if is_image(f.path)]
     some = images or [f for f in found if has_rows(f.path)]
@@ -178,44 +158,55 @@ def unlabelled(paths: Sequence[str]) -> Source:
 def images_of(files: Sequence[File], image: str | None = None) -> Source:
   """Those of files that were listed; `image` is the array that has them."""
   settings = SourceSettings(location=(".",), image=image)
-  return source_of(settings, _rows(settings, files, False), labelled=False)
+  return _source_of(settings, files, labelled=False)
 
 
-def source_of(
-  settings: SourceSettings, rows: Iterable[FileRows], labelled: bool
+def _rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
+  kind = os.path.splitext(file.path)[1].lower()
+  if kind == ".tar":
+    return archives.tar_rows(settings, file, labelled)
+  if kind == ".npz":
+    return archives.npz_rows(settings, file, labelled)
+  if kind == ".parquet":
+    from oneshot_dp.extract.sources.parquet import parquet_rows
+
+    return parquet_rows(settings, file, labelled)
+  return FileRows(file, "", np.array([(0, file.size)], np.int64))
+
+
+def _source_of(
+  settings: SourceSettings, files: Sequence[File], labelled: bool
 ) -> Source:
   """Files of rows, one after another; without labels, all are of class 0.
 
   InputError: a row has no label or owner, or files are of different classes.
   """
   names, known, unit = ("unlabelled",), {}, settings.units
-  files, labels, owners, at = [], [], [], [np.zeros((0, 2), np.int64)]
-  for row in rows:
-    before = names
+  columns, labels, owners, at = [], [], [], [np.zeros((0, 2), np.int64)]
+  for file in files:
+    rows, before = _rows(settings, file, labelled), names
     if labelled:
-      names = class_names(row.named, settings, row.file.path)
-      read = functools.partial(label_numbers, names=names, key=row.key)
-      labels.append(_numbers(row, row.labels, read))
-    if files and names != before:
-      raise InputError(f"{row.file.path!r} has other classes than others.")
+      names = class_names(rows.named, settings, file.path)
+      read = functools.partial(label_numbers, names=names, key=rows.key)
+      labels.append(_numbers(rows, rows.labels, read))
+    if columns and names != before:
+      raise InputError(f"{file.path!r} has other classes than others.")
     if unit:
       read = functools.partial(units_of_column, unit=unit, known=known)
-      owners.append(_numbers(row, row.units, read))
-    files.append((row.file, row.column))
-    at.append(row.at)
-  counts = np.array([len(each) for each in at[1:]], np.int64)
-  numbers = np.repeat(np.arange(len(files)), counts)
-  if not labelled:
-    labels.append(np.zeros(len(numbers), np.int64))
+      owners.append(_numbers(rows, rows.units, read))
+    columns.append(rows.column)
+    at.append(rows.at)
+  sizes = np.array([len(each) for each in at[1:]], np.int64)
+  numbers = np.repeat(np.arange(len(files)), sizes)
   return Source(
     name=settings.name or "unlabelled",
     split=settings.split or "all",
     class_names=names,
     unit=unit or EXAMPLE,
-    labels=np.concatenate(labels).astype(np.int32),
+    labels=np.concatenate(labels or [0 * numbers]).astype(np.int32),
     unit_ids=np.concatenate(owners) if unit else None,
-    files=tuple(file for file, _ in files),
-    columns=tuple(column for _, column in files),
+    files=tuple(files),
+    columns=tuple(columns),
     at=np.column_stack([numbers, np.concatenate(at)]),
   )
 

@@ -4,7 +4,6 @@ So write them Hugging Face datasets, Spark, Ray and Daft. The ClassLabel that
 `datasets` notes in the schema names the classes.
 """
 
-import contextlib
 import json
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from oneshot_dp.configs.errors import InputError, RunError, one_line
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.labels import FileRows, chosen
@@ -22,81 +21,60 @@ from oneshot_dp.extract.sources.listed_files import File
 
 _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view())
+_PARQUET = "Parquet file"
 _KEPT_BYTES = 1 << 30
 _LABELS_AT_ONCE = 1 << 16
-# What pyarrow lets through of damaged files.
-_UNREADABLE = (OSError, ValueError, KeyError, MemoryError, pa.ArrowException)
 _reading = threading.Lock()
 _groups: dict[Any, Any] = {}
 """Row groups that threads read last: 1 GiB, and two in any case."""
 
 
 def read_cell(file: File, column: str, group: int, row: int) -> bytes:
-  """An image of a row group; nothing where there is a null, or only a path."""
-  try:
-    with _reading:
-      if (key := (file, group, column)) not in _groups:
-        with _opened(file) as opened:
-          read = opened.read_row_group(group, [column]).column(0)
-        _groups[key] = read
-        sizes = [kept.nbytes for kept in _groups.values()]
-        while len(_groups) > 2 and sum(sizes) > _KEPT_BYTES:
-          del _groups[next(iter(_groups))], sizes[0]
-      images = _groups[key]
-    image = images[row].as_py()
-  except (InputError, *_UNREADABLE) as error:
-    raise RunError(
-      f"{file.path!r} cannot be read any more: {one_line(error)}."
-    ) from error
+  """An image of a row group; nothing where there is a null, or only a path.
+
+  InputError: it cannot be read.
+  """
+  with _reading:
+    if (key := (file, group, column)) not in _groups:
+      with listed_files.opened(file, _PARQUET) as opened:
+        read = parquet.ParquetFile(opened).read_row_group(group, [column])
+        _groups[key] = read.column(0)
+      sizes = [kept.nbytes for kept in _groups.values()]
+      while len(_groups) > 2 and sum(sizes) > _KEPT_BYTES:
+        del _groups[next(iter(_groups))], sizes[0]
+    images = _groups[key]
+  image = images[row].as_py()
   return (image["bytes"] if isinstance(image, dict) else image) or b""
 
 
-@contextlib.contextmanager
 def parquet_rows(
   settings: SourceSettings, file: File, labelled: bool
-) -> Iterator[FileRows]:
+) -> FileRows:
   """Rows of a Parquet file, whose columns are read as they are asked for.
 
   InputError: it is none, or has no such columns.
   """
-  with _opened(file) as opened:
-    schema, meta = opened.schema_arrow, opened.metadata
-    images = [field.name for field in schema if _is_image(field.type)]
-    image = chosen(file.path, "--image", settings.image, images)
-    label, named = "", ()
-    if labelled:
-      label, named = _labels(settings, schema, images, file.path)
+  with listed_files.opened(file, _PARQUET) as opened:
+    meta = (table := parquet.ParquetFile(opened)).metadata
+    schema = table.schema_arrow
     sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
-    groups = np.repeat(np.arange(len(sizes)), sizes)
-    rows = np.concatenate([np.arange(n) for n in (0, *sizes)])
+  images = [field.name for field in schema if _is_image(field.type)]
+  image = chosen(file.path, "--image", settings.image, images)
+  label, named = "", ()
+  if labelled:
+    label, named = _labels(settings, schema, images, file.path)
+  groups = np.repeat(np.arange(len(sizes)), sizes)
+  rows = np.concatenate([np.arange(n) for n in (0, *sizes)])
 
-    def values(column: str) -> Iterator[list[Any]]:
-      with _errors(file):
-        for batch in opened.iter_batches(_LABELS_AT_ONCE, columns=[column]):
-          yield batch.column(0).to_pylist()
+  def values(column: str) -> Iterator[list[Any]]:
+    with listed_files.opened(file, _PARQUET) as opened:
+      table = parquet.ParquetFile(opened)
+      for batch in table.iter_batches(_LABELS_AT_ONCE, columns=[column]):
+        yield batch.column(0).to_pylist()
 
-    units = values(settings.units or "")
-    at = np.stack([groups, rows], axis=1)
-    yield FileRows(file, image, at, label, named, values(label), units)
-
-
-@contextlib.contextmanager
-def _opened(file: File) -> Iterator[parquet.ParquetFile]:
-  """Opens the file that was listed; InputError: it cannot be read."""
-  with listed_files.seekable(file) as opened, _errors(file):
-    yield parquet.ParquetFile(opened)
-
-
-@contextlib.contextmanager
-def _errors(file: File) -> Iterator[None]:
-  try:
-    yield
-  except InputError:
-    raise
-  except _UNREADABLE as error:
-    raise InputError(
-      f"{file.path!r} is not a readable Parquet file: {one_line(error)}."
-    ) from error
+  units = values(settings.units or "")
+  at = np.stack([groups, rows], axis=1)
+  return FileRows(file, image, at, label, named, values(label), units)
 
 
 def _labels(

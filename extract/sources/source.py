@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64, UInt8
 
-from oneshot_dp.configs.errors import escaped
+from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.configs.extract_config import EXAMPLE
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.listed_files import File
@@ -82,13 +82,16 @@ class Source:
     file = File(os.path.join(self.root, path), *state)
     if not column:
       return listed_files.read(file, first, second)
-    if file.path.lower().endswith(".npz"):
-      from oneshot_dp.extract.sources.archives import read_array
+    try:
+      if file.path.lower().endswith(".npz"):
+        from oneshot_dp.extract.sources.archives import read_array
 
-      return read_array(file, column)[first]
-    from oneshot_dp.extract.sources.parquet import read_cell
+        return read_array(file, column)[first]
+      from oneshot_dp.extract.sources.parquet import read_cell
 
-    return read_cell(file, column, first, second)
+      return read_cell(file, column, first, second)
+    except InputError as error:
+      raise RunError(f"cannot be read any more: {error}") from error
 
   def name_of(self, index: int) -> str:
     """Where it is, by the names of files: a path, or FILE[row]."""

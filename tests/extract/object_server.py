@@ -5,13 +5,14 @@ It speaks as much of S3 and of GCS's XML API as obstore asks of them.
 """
 
 import contextlib
+import functools
 import http.client
 import http.server
 import json
 import os
-import pathlib
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -30,7 +31,7 @@ Answer = tuple[int, list[tuple[str, str]], bytes]
 
 
 class ObjectServer(http.server.ThreadingHTTPServer):
-  """`fault(number, method)` says what happens to a request.
+  """`fault(kind)`, by method or LIST, says what happens to a request.
 
   Nothing; a status to answer with; "reset" (RST, nothing is done), "cut" (half
   of the answer comes), "lose" (it is done, but no answer comes) or "slow".
@@ -42,8 +43,8 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     super().__init__(("127.0.0.1", 0), _Handler)
     self.objects: dict[str, bytes] = {}
     self.lock = threading.Lock()
-    self.seen: list[tuple[str, str]] = []
-    self.fault: Callable[[int, str], int | str | None] = lambda n, method: None
+    self.seen: list[str] = []
+    self.fault: Callable[[str], int | str | None] = lambda kind: None
     self.ask = ask or self.remember
 
   @property
@@ -56,10 +57,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
   def calls(self) -> list[str]:
     """The requests since the last time: method, LIST apart, and name."""
     seen, self.seen = self.seen, []
-    return [
-      f"LIST {path}" if "list-type" in path else f"{method} {path}"
-      for method, path in ((m, urllib.parse.unquote(p)) for m, p in seen)
-    ]
+    return seen
 
   def remember(self, method: str, path: str, headers, body: bytes) -> Answer:
     url = urllib.parse.urlsplit(path)
@@ -77,8 +75,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
         return 200, _version(body), b""
       if method == "POST":  # of S3: some names at once
         keys = re.findall("<Key>(.*?)</Key>", body.decode())
-        for key in keys:
-          self.objects.pop(key, None)
+        self.objects = {k: v for k, v in self.objects.items() if k not in keys}
         gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
         return 200, [], f"<DeleteResult>{gone}</DeleteResult>".encode()
       if method == "DELETE":
@@ -115,11 +112,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _serve(self) -> None:
     server: Any = self.server
-    with server.lock:
-      server.seen.append((self.command, self.path))
-      number = len(server.seen) - 1
+    kind = "LIST" if "list-type" in self.path else self.command
+    server.seen.append(f"{kind} {urllib.parse.unquote(self.path)}")
     body = self.rfile.read(int(self.headers.get("content-length", 0)))
-    fault = server.fault(number, self.command)
+    fault = server.fault(kind)
     if fault == "reset":
       linger = struct.pack("ii", 1, 0)
       self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -172,52 +168,38 @@ def running(server: ObjectServer) -> Iterator[ObjectServer]:
 @contextlib.contextmanager
 def served(monkeypatch, folder, ask=None) -> Iterator[ObjectServer]:
   """A server that obstore finds, and no connection from before or after."""
+  account = folder / "account.json"
   with running(ObjectServer(ask)) as made:
-    for name, value in environment(made.url, folder).items():
-      monkeypatch.setenv(name, value)
+    keys = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    keys |= {"gcs_base_url": made.url, "disable_oauth": True}
+    account.write_text(json.dumps(keys))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", made.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "loopback")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "loopback-secret-0")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(account))
     storage._remote.cache_clear()
     yield made
     storage._remote.cache_clear()
 
 
-def environment(url: str, folder) -> dict[str, str]:
-  """Credentials, where the tools of the stores look for them."""
-  account = folder / "account.json"
-  fields = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
-  fields |= {"gcs_base_url": url, "disable_oauth": True}
-  account.write_text(json.dumps(fields))
-  return {
-    "AWS_ENDPOINT_URL_S3": url,
-    "AWS_ACCESS_KEY_ID": "loopback",
-    "AWS_SECRET_ACCESS_KEY": "loopback-secret-0",
-    "AWS_REGION": "us-east-1",
-    "GOOGLE_SERVICE_ACCOUNT": str(account),
-  }
-
-
-def passed_on(scheme: str, port: int) -> Callable[..., Answer]:
+def _passed_on(scheme, port, method, path, headers, body) -> Answer:
   """What a real server at a port answers."""
-
-  def ask(method: str, path: str, headers, body: bytes) -> Answer:
-    asked = method
-    if scheme == "gs":
-      method, path = _as_json_api(method, path, headers)
-    upstream = http.client.HTTPConnection("127.0.0.1", port)
-    with contextlib.closing(upstream):
-      sent = {**headers, "connection": "close"}
-      if scheme == "gs":  # Else it is signed.
-        sent["host"] = f"127.0.0.1:{port}"
-      upstream.request(method, path, body=body, headers=sent)
-      answer = upstream.getresponse()
-      found, data = answer.getheaders(), answer.read()
-    if (method, asked) == ("POST", "PUT") and answer.status < 300:
-      made = json.loads(data)
-      made = made.get("resource", made)
-      generation = ("x-goog-generation", made["generation"])
-      found, data = [("etag", made["etag"]), generation], b""
-    return answer.status, found, data
-
-  return ask
+  asked, sent = method, {**headers, "connection": "close"}
+  if scheme == "gs":
+    method, path = _as_json_api(method, path, headers)
+    sent["host"] = f"127.0.0.1:{port}"  # S3's is signed
+  upstream = http.client.HTTPConnection("127.0.0.1", port)
+  with contextlib.closing(upstream):
+    upstream.request(method, path, body=body, headers=sent)
+    answer = upstream.getresponse()
+    found, data = answer.getheaders(), answer.read()
+  if (method, asked) == ("POST", "PUT") and answer.status < 300:
+    made = json.loads(data)
+    made = made.get("resource", made)
+    generation = ("x-goog-generation", made["generation"])
+    found, data = [("etag", made["etag"]), generation], b""
+  return answer.status, found, data
 
 
 def _as_json_api(method: str, path: str, headers) -> tuple[str, str]:
@@ -239,50 +221,40 @@ _REAL = {
 }
 
 
-def _built(scheme: str) -> pathlib.Path:
-  """A real server, made once in build/go."""
-  module = _REAL[scheme]
-  folder = pathlib.Path(__file__).parents[2] / "build" / "go"
-  program = folder / module.rpartition("/")[2].partition("@")[0]
-  if not program.is_file():
-    if not shutil.which("go"):
-      pytest.skip("Go, which builds the server, is not installed")
-    made = subprocess.run(
-      ["go", "install", module],
-      env={**os.environ, "GOBIN": str(folder)},
-      capture_output=True,
-      text=True,
-      check=False,
-    )
-    if made.returncode:
-      pytest.skip(f"go install {module}: {made.stderr.strip()[-200:]}")
-  return program
-
-
 @contextlib.contextmanager
 def real_server(scheme, folder):
+  """What a real server answers, which Go builds the first time."""
+  if not shutil.which("go"):
+    pytest.skip("Go, which builds the server, is not installed")
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
   (folder / "objects" / BUCKET).mkdir(parents=True)
   keys = {"ROOT_ACCESS_KEY": "loopback", "ROOT_SECRET_KEY": "loopback-secret-0"}
-  address = f"127.0.0.1:{port}"
-  s3 = ["--quiet", "--keep-alive", "--port", address]
-  gs = ["-backend", "filesystem", "-filesystem-root", folder / "objects"]
-  gs += ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
-  gs += ["-public-host", address]
-  words = {"s3": [*s3, "posix", folder / "objects"], "gs": gs}[scheme]
+  address, objects = f"127.0.0.1:{port}", str(folder / "objects")
+  words = {
+    "s3": f"--quiet --keep-alive --port {address} posix {objects}",
+    "gs": f"-backend filesystem -filesystem-root {objects} -scheme http"
+    f" -host 127.0.0.1 -port {port} -public-host {address}",
+  }[scheme]
   with (folder / "log").open("w") as log:
     process = subprocess.Popen(
-      [_built(scheme), *words], env=os.environ | keys, stdout=log, stderr=log
+      ["go", "run", _REAL[scheme], *words.split()],
+      env=os.environ | keys,
+      stdout=log,
+      stderr=log,
+      start_new_session=True,
     )
   try:
-    for _ in range(600):
+    while process.poll() is None:
       with contextlib.suppress(OSError):
         socket.create_connection(("127.0.0.1", port)).close()
         break
       time.sleep(0.1)
-    yield port
+    else:
+      pytest.skip(f"go run {_REAL[scheme]}: see {folder / 'log'}")
+    yield functools.partial(_passed_on, scheme, port)
   finally:
-    process.kill()
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -17,12 +17,7 @@ from oneshot_dp.extract.cache.shard_file import CacheJob
 from oneshot_dp.extract.cache.write import begin, finish
 from tests.extract.cache import caches
 from tests.extract.cache.caches import columns, digest, make_info, put, run_job
-from tests.extract.object_server import (
-  BUCKET,
-  passed_on,
-  real_server,
-  served,
-)
+from tests.extract.object_server import BUCKET, real_server, served
 from tests.extract.refusals import refused
 
 FAULTS = ("reset", "cut", "lose", 500, "slow", 503, 429)
@@ -37,13 +32,10 @@ def place(request, tmp_path, monkeypatch):
     return
   scheme = kind.removeprefix("real-")
   with contextlib.ExitStack() as stack:
-    ask = None
-    if kind != scheme:
-      port = stack.enter_context(real_server(scheme, tmp_path))
-      ask = passed_on(scheme, port)
+    real = real_server(scheme, tmp_path) if kind != scheme else None
+    ask = stack.enter_context(real) if real else None
     server = stack.enter_context(served(monkeypatch, tmp_path, ask))
     yield f"{scheme}://{BUCKET}/some/cache", server
-    server.fault = lambda number, method: None
 
 
 _STORES = ["s3", "gs"] + [
@@ -105,8 +97,7 @@ def test_a_bad_network_makes_the_same_bytes_at_the_first_try(
   url, server = place
   asked, done = collections.Counter(), set()
 
-  def fault(number, method):
-    kind = "LIST" if "list-type" in server.seen[-1][1] else method
+  def fault(kind):
     asked[kind] += 1
     turn, which = asked[kind] % 5 == 2, asked[kind] // 5 % len(FAULTS)
     done.add((FAULTS[which] if turn else None, kind))
@@ -128,7 +119,7 @@ def test_a_bad_network_makes_the_same_bytes_at_the_first_try(
     columns(cache)["embedding"], columns(local)["embedding"]
   )
   assert check_cache(url) == []
-  server.fault = lambda number, method: None
+  server.fault = lambda kind: None
   assert digest(copied(url, tmp_path / "copy")) == digest(tmp_path / "local")
 
 
@@ -165,16 +156,11 @@ def test_what_a_store_refuses_is_one_line(place, monkeypatch):
     if not (said := s3 if url.startswith("s3") else gs):
       continue
     calls = {"POST", "DELETE"} if denied == "DELETE" else {denied}
-
-    def fault(number, method, calls=calls):
-      is_list = "list-type" in server.seen[-1][1]
-      return 403 if ("LIST" if is_list else method) in calls else None
-
-    server.fault = fault
+    server.fault = lambda kind, calls=calls: 403 if kind in calls else None
     with refused(f"^{url}.*{said}") as caught:
       run_job(url, make_info())
     assert "loopback-secret-0" not in str(caught.value)
-  server.fault = lambda number, method: None
+  server.fault = lambda kind: None
   cache = run_job(url, make_info())
   name = cache.info.shards[1].file
   storage.remove(storage.store_at(url), [name])
@@ -186,11 +172,11 @@ def test_what_a_store_refuses_is_one_line(place, monkeypatch):
   monkeypatch.setattr(storage, "_WAITS", (0.01,))
   storage._remote.cache_clear()
   for fault in (500, "reset", "cut"):
-    server.fault = lambda number, method, fault=fault: fault
+    server.fault = lambda kind, fault=fault: fault
     for read in (lambda: open_cache(url), lambda: list(cache.blocks())):
       with refused(url, RunError):
         read()
-  server.fault = lambda number, method: 404
+  server.fault = lambda kind: 404
   with refused("there is no such bucket"):
     run_job(url, make_info())
 

@@ -5,10 +5,8 @@ import pathlib
 import socket
 
 import hypothesis
-import numpy as np
 import pytest
 from hypothesis import strategies as st
-from PIL import Image
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.sources.open_source import listing_of, reopened
@@ -21,34 +19,43 @@ def images(source: Source) -> list[str]:
   return [bytes(source[i].image).decode() for i in range(len(source))]
 
 
-def test_reads_real_files_undecoded(tmp_path, monkeypatch):
-  pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
-  for name in ("a/x.JPG", "a/y.jpeg", "b/z.jpe", "b/u.Png", "b/v.webp"):
-    path = tmp_path / "birds" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kind = {"P": "PNG", "w": "WEBP"}.get(path.suffix[1], "JPEG")
-    Image.fromarray(pixels).save(path, kind)
-  found = opened(tmp_path / "birds")
+def test_reads_files_undecoded_and_passes_over_others(
+  tmp_path, monkeypatch, capsys
+):
+  names = ["a/x.JPG", "a/y.jpeg", "b/deep/t.bmp", "b/u.Png", "b/z.jpe"]
+  birds = tmp_path / "birds"
+  write(
+    birds,
+    *(*names, "a/notes.txt", "a/deep/2.HEIC", "README.md", ".5.png"),
+    *(".git/x/3.png", "a/.hidden.png", "a/.cache/4.png", "__MACOSX/a/6.png"),
+    "a/7.\x1b[2J",
+  )
+  (birds / os.fsdecode(b"b/\xff.png")).write_bytes(b"x")
+  found = opened(birds)
+  told = capsys.readouterr().err
+  assert r": 4 files, .\x1b[2j, .heic, .md, .txt" in told
   assert (found.name, found.split, found.unit) == ("birds", "all", "example")
   assert found.class_names == ("a", "b")
-  assert [found[i].label for i in range(5)] == [0, 0, 1, 1, 1]
-  for i in range(5):
-    assert found[i].image == pathlib.Path(found.where(i)).read_bytes()
-  for index in (-1, 5):
+  assert [found[i].label for i in range(6)] == [0, 0, 1, 1, 1, 1]
+  for source in (found, reopened(listing_of(found))):
+    assert images(source) == [*names, "x"]
+    for i in range(5):
+      assert source[i].image == pathlib.Path(source.where(i)).read_bytes()
+    assert source.where(5).endswith(r"b/\udcff.png")
+  for index in (-1, 6):
     with pytest.raises(IndexError, match=f"{index} is not in"):
       found[index]
-  monkeypatch.chdir(tmp_path / "birds")
+  monkeypatch.chdir(birds)
   assert opened(".").name == "birds"
-  assert opened(f"{tmp_path}/birds/", name="Birds of 1838").name[-4:] == "1838"
+  assert opened(f"{birds}/", name="Birds of 1838").name[-4:] == "1838"
 
 
 def test_splits_are_folders(tmp_path):
+  """No two names may be of the same images."""
   root = tmp_path / "pets"
   write(root, "train/a/1.png", "train/b/2.png", "test/a/3.png", "test/b/x")
-  assert images(opened(root, split="train")) == [
-    "train/a/1.png",
-    "train/b/2.png",
-  ]
+  train = ["train/a/1.png", "train/b/2.png"]
+  assert images(opened(root, split="train")) == train
   alone = opened(root / "train")
   assert (alone.name, alone.split) == ("pets", "train")
   with refused("classes without an image: 'b'"):
@@ -59,36 +66,16 @@ def test_splits_are_folders(tmp_path):
   for split in (None, "val", "all"):
     with refused("give --split test or train"):
       opened(root, split=split)
-  write(tmp_path, "one/train/a/1.png")
+  write(tmp_path, "one/train/a/1.png", "none/a/1.png", "none/b/2.png")
   assert opened(tmp_path / "one").split == "train"
-
-
-def test_a_folder_without_splits_is_one_split(tmp_path):
-  """No two names may be of the same images."""
-  write(tmp_path, "a/1.png", "b/2.png")
-  assert opened(tmp_path).split == opened(tmp_path, split="all").split == "all"
+  none = tmp_path / "none"
+  assert opened(none).split == opened(none, split="all").split == "all"
   for split in ("train", "cat", "All"):
     with refused(f"no --split '{split}'.*--rows"):
-      opened(tmp_path, split=split)
+      opened(none, split=split)
   for split in ("train[:10]", "../other", "", ".."):
     with refused("--split"):
-      opened(tmp_path, split=split)
-
-
-def test_other_files_and_hidden_ones_are_passed_over(tmp_path, capsys):
-  write(
-    tmp_path,
-    *("a/1.png", "a/notes.txt", "a/deep/2.HEIC", "README.md", ".5.png"),
-    *(".git/x/3.png", "a/.hidden.png", "a/.cache/4.png", "__MACOSX/a/6.png"),
-    "a/7.\x1b[2J",
-  )
-  (tmp_path / os.fsdecode(b"a/\xff.png")).write_bytes(b"x")
-  found = reopened(listing_of(opened(tmp_path)))
-  assert images(found) == ["a/1.png", "x"]
-  assert found.where(1).endswith(r"a/\udcff.png")
-  assert found.class_names == ("a",)
-  told = capsys.readouterr().err
-  assert r": 4 files, .\x1b[2j, .heic, .md, .txt" in told
+      opened(none, split=split)
 
 
 names = st.text(st.sampled_from("abZ-_ .0é~"), min_size=1, max_size=4).filter(
@@ -161,17 +148,6 @@ def test_not_a_folder_of_classes(tmp_path, paths, flags, message):
     opened(tmp_path, **flags)
 
 
-def test_what_is_not_there_no_folder_or_no_image(tmp_path):
-  write(tmp_path, "a/1.png", "b/2.png")
-  with refused("is not there: give a file, folder or URL"):
-    opened(tmp_path / "c")
-  with refused("give a folder of a folder of images"):
-    opened(tmp_path / "a/1.png")
-  os.truncate(tmp_path / "b/2.png", 2**40)  # and takes no memory
-  with refused("bytes are no image"):
-    opened(tmp_path)[1]
-
-
 def test_a_photograph_that_came_went_or_changed_is_another_job(tmp_path):
   write(tmp_path, "a/1.png", "b/2.png")
   first = opened(tmp_path)
@@ -187,3 +163,10 @@ def test_a_photograph_that_came_went_or_changed_is_another_job(tmp_path):
   for source, index in ((came, 1), (first, 0), (reopened(listing_of(came)), 0)):
     with refused("was there when the files were listed, and cannot", RunError):
       source[index]
+  with refused("give a folder of a folder of images"):
+    opened(tmp_path / "a/1.png")
+  with refused("is not there: give a file, folder or URL"):
+    opened(tmp_path / "c")
+  os.truncate(tmp_path / "b/2.png", 2**40)  # and takes no memory
+  with refused("bytes are no image"):
+    opened(tmp_path)[1]

@@ -68,7 +68,7 @@ def test_a_newer_object_is_fetched_and_its_hash_checked(store):
 def test_what_changes_meanwhile_leaves_nothing(store, cache):
   """Parts of two versions are not joined."""
 
-  def changed(number: int, method: str) -> None:
+  def changed(method: str) -> None:
     if method == "GET":
       store.objects[NAME] = OTHER
 
