@@ -9,7 +9,6 @@ import ctypes
 import dataclasses
 import hashlib
 import importlib.metadata
-import io
 import os
 import re
 import signal
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from jaxtyping import Bool, Int64, Shaped
+from jaxtyping import Bool, Int64
 
 import oneshot_dp
 from oneshot_dp.configs.errors import InputError, RunError
@@ -94,20 +93,12 @@ class Hosts:
     return self._added(made.ravel()).reshape(made.shape)
 
   def from_first(
-    self, make: Callable[[], Shaped[np.ndarray, "..."]]
-  ) -> Shaped[np.ndarray, "..."]:
-    """What host 0's `make()` gives, on every host; or its error."""
-    if self.count == 1:
-      return make()
-    content = io.BytesIO()
-    made = self._together(lambda: np.zeros(0) if self.index else make())
-    if self.index == 0:
-      np.save(content, made, allow_pickle=False)
-    told = np.frombuffer(content.getvalue(), np.uint8)
-    (size,) = self._added(np.array([told.size]))
-    words = np.zeros(-(-size // 8), np.int64)
-    words.view(np.uint8)[: told.size] = told
-    return np.load(io.BytesIO(self._added(words).tobytes()), allow_pickle=False)
+    self,
+    make: Callable[[], Int64[np.ndarray, "..."]],
+    shape: tuple[int, ...] = (1,),
+  ) -> Int64[np.ndarray, "..."]:
+    """What host 0's `make()` of this shape gives, on all; or its error."""
+    return self.sum(lambda: np.zeros(shape, int) if self.index else make())
 
   def _together(self, make: Callable[[], np.ndarray]) -> np.ndarray:
     """What `make` gives, once all made theirs; or the error of one."""

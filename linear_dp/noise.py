@@ -27,7 +27,6 @@ from jaxtyping import Int8, Int64, UInt8, UInt64
 from oneshot_dp.configs.errors import InputError
 
 _WORD = 64
-_TABLE_GUARD = 0  # words this little below a threshold are decided exactly
 _ACCEPT_ERROR = 2.0**-44
 """Bound on the float64 error of exp(−x(2k+x)/2) − v, k ≤ 10.
 
@@ -120,8 +119,8 @@ def _sample_integers(
   k = np.zeros(count, np.int8)
   for threshold in thresholds:
     k += words > threshold
-  # What k passes is less than it: only the next may be as near as itself.
-  for i in np.flatnonzero(thresholds[k] - words <= _TABLE_GUARD):
+  # A word that a threshold begins with may be on either side of it.
+  for i in np.flatnonzero(thresholds[k] == words):
     k[i] = _integer_of(int(words[i]), source)
   return k
 

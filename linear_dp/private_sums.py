@@ -111,7 +111,7 @@ class PrivateSums:
     if (source := self.source) is None:
       return total / sensitivity, 0.0
     noisy = rows.data.hosts.from_first(
-      lambda: total + rounded_gaussian(total.shape, sd, source)
+      lambda: total + rounded_gaussian(total.shape, sd, source), total.shape
     )
     self.releases.append(Release(name, total.shape, sd / sensitivity))
     bought = float(costs)

@@ -65,15 +65,8 @@ def one_step(
   """
   s, _ = sums.release("class sums", rows, class_sums, buys)
   scale = CLIP_NORM / residual_norm(rows.data.num_classes) / rows.data.n
-  gradient = ((P0 * s.sum(axis=0) - s) * scale).T.astype(np.float32)
-  bias = np.full(rows.data.num_classes, INITIAL_BIAS, np.float32)
-  return LinearHead(kernel=step(gradient, optimizer), bias=bias), {}
-
-
-def step(
-  gradient: np.ndarray, optimizer: optax.GradientTransformation
-) -> np.ndarray:
-  """The kernel [d, K] after the first step from zero, float32."""
+  gradient = jnp.asarray(((P0 * s.sum(axis=0) - s) * scale).T, jnp.float32)
   zero = jnp.zeros(gradient.shape, jnp.float32)
-  given = jnp.asarray(gradient), optimizer.init(zero), zero
-  return np.asarray(optimizer.update(*given)[0])
+  kernel, _ = optimizer.update(gradient, optimizer.init(zero), zero)
+  bias = np.full(rows.data.num_classes, INITIAL_BIAS, np.float32)
+  return LinearHead(kernel=np.asarray(kernel), bias=bias), {}

@@ -21,8 +21,8 @@ from jaxtyping import Array, Bool, Float, Int
 import oneshot_dp
 from oneshot_dp import LinearHead
 from oneshot_dp.configs.head_config import HeadName, OneStepName
+from oneshot_dp.linear_dp.heads.one_step import OPTIMIZERS
 
-OPTIMIZERS: tuple[OneStepName, ...] = ("lamb", "adam", "momentum")
 DELTA, BIAS = 1e-6, -10.0
 _RATES = {"lamb": 0.6, "adam": 3.0, "momentum": 100.0}
 _SEED = 0
@@ -131,12 +131,8 @@ def _descent(optimizer: OneStepName, scales: tuple) -> Any:
   """A sum of sensitivity 1 gets noise and is a mean; the optimizer steps."""
   rate, sigma, mean = scales
   noise = noise_addition.gaussian_privatizer(stddev=sigma, prng_key=_SEED)
-  known = {
-    "lamb": optax.lamb(rate, b1=0.9, b2=0.999, eps=1e-6),
-    "adam": optax.adam(rate, b1=0.9, b2=0.999, eps=1e-6),
-    "momentum": optax.sgd(rate, momentum=0.9),
-  }
-  return optax.chain(noise, optax.scale(mean), known[optimizer])
+  steps = OPTIMIZERS[optimizer], optax.scale(rate)
+  return optax.chain(noise, optax.scale(mean), *steps)
 
 
 @functools.partial(jax.jit, static_argnums=0)

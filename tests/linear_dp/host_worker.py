@@ -4,6 +4,7 @@ Every sum over hosts is made of rows of which each has a part; host 0 alone may
 draw a random bit.
 """
 
+import functools
 import json
 import os
 import signal
@@ -70,7 +71,8 @@ def meet_errors(hosts: Hosts) -> None:
         raise kind("a shard\nis damaged")
       return np.zeros(3, np.int64)
 
-    for on_all in (hosts.sum, hosts.from_first):
+    of_first = functools.partial(hosts.from_first, shape=(3,))
+    for on_all in (hosts.sum, of_first):
       try:
         on_all(fails)
       except (InputError, RunError) as error:
