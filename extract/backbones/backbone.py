@@ -244,7 +244,15 @@ def _user_function(
     shape = jax.eval_shape(apply, params, images).shape
     if len(shape) != 2 or shape[0] != 2:
       raise ValueError(f"{list(shape)} for 2 images; it must give [b, d]")
-    _check_images_are_apart(apply, params, images.shape)
+    # In one try: does the first embedding change with its neighbour?
+    rng, run = np.random.default_rng(0), jax.jit(apply)
+    batch = rng.integers(0, 256, images.shape, dtype=np.uint8)
+    both = [run(params, x)[0] for x in (batch, np.stack([batch[0], ~batch[0]]))]
+    if not np.allclose(*both, rtol=1e-4, atol=1e-6, equal_nan=True):
+      raise ValueError(
+        "an image's embedding depends on what else is in its batch: one example"
+        " could move the rows of others, and no epsilon would hold"
+      )
   except Exception as error:
     said = escaped(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
     raise InputError(f"--backbone {escaped(name)}: {said}.") from error
@@ -260,18 +268,3 @@ def _user_function(
     apply=apply,
     weights_path=weights,
   )
-
-
-def _check_images_are_apart(
-  apply: Callable[..., Any], params: Arrays, shape: tuple[int, ...]
-) -> None:
-  """ValueError: an image's embedding changes with its neighbour, in one try."""
-  batch = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-  beside_another = np.stack([batch[0], 255 - batch[0]])
-  run = jax.jit(apply)
-  alone, other = run(params, batch)[0], run(params, beside_another)[0]
-  if not np.allclose(alone, other, rtol=1e-4, atol=1e-6, equal_nan=True):
-    raise ValueError(
-      "an image's embedding depends on what else is in its batch: one example"
-      " could move the rows of others, and no epsilon would hold"
-    )

@@ -255,5 +255,5 @@ def fitted(network: ViT, arrays: Arrays, image_size: int) -> Arrays:
   old, bicubic = math.isqrt(grid.shape[1]), Image.Resampling.BICUBIC
   planes = grid[0].T.astype(np.float32, order="C").reshape(-1, old, old)
   resized = [Image.fromarray(p).resize((side, side), bicubic) for p in planes]
-  grid = np.stack([np.ravel(plane) for plane in resized], axis=-1)
+  grid = np.stack([np.asarray(plane).ravel() for plane in resized], axis=-1)
   return kept | {"pos_embed": np.concatenate([in_front, grid[None]], axis=1)}

@@ -18,7 +18,7 @@ from oneshot_dp.extract.backbones.backbone import (
   load_backbone,
   timm_tensors,
 )
-from oneshot_dp.extract.backbones.names import named
+from oneshot_dp.extract.backbones.names import backbone_names, named
 from oneshot_dp.extract.images import Preprocessing, resize_and_crop
 from tests.extract.backbones import drawn
 from tests.extract.refusals import refused
@@ -51,11 +51,6 @@ def backbone(weights) -> Backbone:
 
 def embed(backbone, images) -> np.ndarray:
   return np.asarray(jax.jit(backbone.apply)(backbone.params, images))
-
-
-def images(number: int, side: int, seed: int = 0) -> np.ndarray:
-  rng = np.random.default_rng(seed)
-  return rng.integers(0, 256, (number, side, side, 3), dtype=np.uint8)
 
 
 def test_real_weights_give_the_embeddings_of_an_independent_program(
@@ -97,11 +92,9 @@ def test_in_bfloat16_kernels_take_half_the_memory():
   for path, leaf in flat.items():
     kernel = path[-1] == "kernel"
     assert leaf.dtype == (ml_dtypes.bfloat16 if kernel else np.float32)
-  assert "HIGHEST" not in program(half.apply, half.params, 32)
-
-
-def program(apply: Any, params: Any, side: int) -> str:
-  return jax.jit(apply).lower(params, images(1, side)).as_text()
+  shown = np.zeros((1, 32, 32, 3), np.uint8)
+  program = jax.jit(half.apply).lower(half.params, shown).as_text()
+  assert "HIGHEST" not in program
 
 
 def test_the_glyph_vit_brings_its_weights():
@@ -113,11 +106,9 @@ def test_the_glyph_vit_brings_its_weights():
   # As the code that trained it embedded these pixels (commit 4ab1d5e).
   x = np.arange(3072, dtype=np.uint32) * np.uint32(2654435761)
   got = embed(backbone, (x >> 24).astype(np.uint8).reshape(1, 32, 32, 3))
-  np.testing.assert_allclose(got[0, :4], GLYPH_OUTPUT, atol=1e-5)
+  want = [0.36516008, 0.95585799, -0.97840875, 0.77094132]
+  np.testing.assert_allclose(got[0, :4], want, atol=1e-5)
   assert load_backbone("glyph_vit", embedding="cls").embedding == "cls"
-
-
-GLYPH_OUTPUT = [0.36516008, 0.95585799, -0.97840875, 0.77094132]
 
 
 def test_the_arrays_of_timm_come_back(backbone, arrays):
@@ -147,7 +138,7 @@ WANTED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_the_weights_that_are_wanted_are_named(weights):
+def test_the_weights_that_are_wanted_are_named(weights, tmp_path):
   with refused(r"bit_r50x4 has no weights .* give --weights"):
     load_backbone("bit_r50x4")
   for name, settings, said in WANTED:
@@ -155,13 +146,9 @@ def test_the_weights_that_are_wanted_are_named(weights):
       load_backbone(name, weights, **settings)
   deit = load_backbone("deit_ti16", weights, preprocess=SMALL)
   assert deit.feature_dim == 192
-
-
-def test_a_wrn_is_read_by_name(tmp_path):
   np.savez(tmp_path / "w.npz", allow_pickle=False, **drawn.wrn_weights(16, 1))
-  backbone = load_backbone("wrn_16_1", str(tmp_path / "w.npz"))
-  assert backbone.feature_dim == 64
-  assert backbone.preprocessing.image_size == 32
+  wrn = load_backbone("wrn_16_1", str(tmp_path / "w.npz"))
+  assert (wrn.feature_dim, wrn.preprocessing.image_size) == (64, 32)
   with refused("its only embedding is pooled"):
     load_backbone("wrn_16_1", str(tmp_path / "w.npz"), embedding="cls")
 
@@ -190,3 +177,47 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path):
     path = save(tmp_path / "w.safetensors", changed)
     with refused(said):
       load_backbone("glyph_vit", path)
+
+
+SIZES = {
+  "vit_ti16": (224, "square"),
+  "deit_b16": (224, 256),
+  "dinov2_reg_g14": (224, 256),
+  "siglip_b16": (224, "square"),
+  "siglip_l16": (256, "square"),
+  "siglip_so400m14": (384, "square"),
+  "bit_r50x1": (448, "square"),
+  "bit_r152x4": (480, "square"),
+  "nf_resnet50": (288, 306),
+  "nfnet_f0": (256, 284),
+  "nfnet_f1": (320, 351),
+  "nfnet_f2": (352, 382),
+  "nfnet_f3": (416, 442),
+  "wrn_28_10": (32, "square"),
+  "vit_b14": (224, "square"),  # families take other sizes as well
+}
+
+
+def test_a_name_says_where_weights_are_and_how_images_are_shown():
+  for name in backbone_names():
+    row = named(name)
+    address = f"hf://timm/{row.timm}@main/model.safetensors"
+    assert row.address == address or name in ("wrn_28_10", "glyph_vit")
+  for name, size in SIZES.items():
+    shown = Preprocessing(**named(name).reference)
+    assert (shown.image_size, shown.resize) == size
+    bilinear = name.startswith(("bit", "wrn"))
+    assert shown.resample == ("bilinear" if bilinear else "bicubic")
+    cropped = name.startswith(("deit", "dino", "nf"))
+    own = {"wrn_28_10": 0.49139968}.get(name, 0.485 if cropped else 0.5)
+    assert shown.mean[0] == own
+
+
+def test_other_names_mean_no_network():
+  for name in (
+    *("bit_r50", "bit_r50x0", "bit_r18x1", "bit_r50x04", "xbit_r50x1"),
+    *("nf_resnet18", "resnet50", "nfnet_f4", "nfnet", "vit_b0", "vit_m16"),
+    *("wrn_17_4", "vit_b16\n", "", "vit-b16", "\x1b[31m"),
+  ):
+    with refused("--backbone '.*' is unknown"):
+      named(name)

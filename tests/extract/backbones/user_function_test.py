@@ -13,10 +13,13 @@ from oneshot_dp.extract.backbones.backbone import load_backbone
 from tests.extract.refusals import refused
 
 CODE = """
+from __future__ import annotations
+import dataclasses
 import jax.numpy as jnp
+from flax import linen as nn
 
 def embed(params, images):
-  return images.mean(axis=(1, 2)) @ params["w"]
+  return images.mean(axis=(1, 2)) @ params["kernel"]
 
 def plain(params, images):
   return images.mean(axis=(1, 2)).astype(jnp.bfloat16)
@@ -27,28 +30,24 @@ def flat(params, images):
 def centred(params, images):
   means = images.mean(axis=(1, 2))
   return means - means.mean(axis=0)
-"""
-FLAX = """
-from __future__ import annotations
-import dataclasses
-from flax import linen as nn
 
 @dataclasses.dataclass
 class Options:
-  width: int = 4
+  width: int = 5
 
 class Net(nn.Module):
   width: int
 
   @nn.compact
   def __call__(self, x):
-    return nn.Dense(self.width)(x.mean(axis=(1, 2)))
+    return nn.Dense(self.width, use_bias=False)(x.mean(axis=(1, 2)))
 
-def embed(params, images):
+def flax(params, images):
   return Net(Options().width).apply({"params": {"Dense_0": params}}, images)
 """
 SMALL = PreprocessConfig(image_size=8)
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
+KERNEL = np.arange(15, dtype=np.float32).reshape(3, 5)
 
 
 @pytest.fixture
@@ -57,39 +56,31 @@ def code(tmp_path) -> pathlib.Path:
   return tmp_path / "mine.py"
 
 
-@pytest.fixture
-def weights(tmp_path) -> str:
-  path = tmp_path / "w.npz"
-  np.savez(path, w=np.arange(15, dtype=np.float32).reshape(3, 5))
-  return str(path)
-
-
 def load(code: pathlib.Path, function: str, *weights, **fields):
-  return load_backbone(
-    f"{code}:{function}", *weights, preprocess=SMALL, **fields
-  )
+  name = f"{code}:{function}"
+  return load_backbone(name, *weights, preprocess=SMALL, **fields)
 
 
 def sha256(path: pathlib.Path) -> str:
   return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_function_with_weights(code, weights):
-  backbone = load(code, "embed", weights)
+@pytest.mark.parametrize("function", ["embed", "flax"])
+def test_a_function_with_weights(code, tmp_path, function):
+  np.savez(tmp_path / "w.npz", kernel=KERNEL)
+  weights = str(tmp_path / "w.npz")
+  backbone = load(code, function, weights)
   found = np.asarray(jax.jit(backbone.apply)(backbone.params, IMAGES))
-  normalised = IMAGES.astype(np.float64) / 127.5 - 1
-  kernel = np.arange(15).reshape(3, 5)
-  np.testing.assert_allclose(
-    found, normalised.mean(axis=(1, 2)) @ kernel, atol=1e-5
-  )
+  mean = (IMAGES / 127.5 - 1).mean(axis=(1, 2))
+  np.testing.assert_allclose(found, mean @ KERNEL, atol=1e-5)
   assert backbone.feature_dim == 5
-  assert backbone.name == "mine.py:embed"  # of no machine's path
+  assert backbone.name == f"mine.py:{function}"  # of no machine's path
   assert backbone.code_sha256 == sha256(code)
-  assert backbone.weights_sha256 == sha256(pathlib.Path(weights))
+  assert backbone.weights_sha256 == sha256(tmp_path / "w.npz")
   code.write_text(CODE + "# changed\n")
-  assert load(code, "embed", weights).code_sha256 == sha256(code)
+  assert load(code, function, weights).code_sha256 == sha256(code)
   with refused("SHA-256"):
-    load(code, "embed", weights, "0" * 64)
+    load(code, function, weights, "0" * 64)
 
 
 def test_a_function_without_weights(code):
@@ -102,31 +93,16 @@ def test_a_function_without_weights(code):
       load(code, "plain", **asked)
 
 
-@pytest.mark.parametrize(
-  ("function", "said"),
-  [
+def test_what_is_none(code):
+  for function, said in (
     ("absent", r"mine\.py:absent: AttributeError: .* no attribute 'absent'"),
-    ("embed", r"mine\.py:embed: KeyError: 'w'"),
+    ("embed", r"mine\.py:embed: KeyError: 'kernel'"),
     ("flat", r"\[384\] for 2 images; it must give \[b, d\]"),
     # Removing one example would move all the others: no ε would hold.
     ("centred", "depends on what else is in its batch"),
-  ],
-)
-def test_a_function_that_is_none(code, function, said):
-  with refused(said):
-    load(code, function)
-
-
-def test_a_file_of_flax_modules(code, tmp_path):
-  code.write_text(FLAX)
-  weights = tmp_path / "dense.npz"
-  np.savez(
-    weights, kernel=np.ones((3, 4), np.float32), bias=np.zeros(4, np.float32)
-  )
-  assert load(code, "embed", str(weights)).feature_dim == 4
-
-
-def test_a_file_that_fails(code):
+  ):
+    with refused(said):
+      load(code, function)
   for text, said in (
     ("def embed(:", "SyntaxError"),
     ("raise RuntimeError('one\\nline\\x1b[31m')", "RuntimeError: one line"),
