@@ -72,14 +72,14 @@ def _among_real_rows(
   from oneshot_dp.linear_dp.rows import no_core_dumps
   from oneshot_dp.linear_dp.train import memory_needed
   from oneshot_dp.pipeline import audit
-  from oneshot_dp.pipeline.runs.plan import Plan, Request, check_memory
+  from oneshot_dp.pipeline.commands import train
+  from oneshot_dp.pipeline.runs.plan import Plan, check_memory
   from oneshot_dp.pipeline.runs.scores import data_of
 
   no_core_dumps()
   given, out = vars(flags).copy(), path.resolve() / "audit"
-  one = {"heads": (given.pop("head"),), "epsilons": (given.pop("epsilon"),)}
   del given["canaries"]
-  plan = Plan(Request(out=out, **one, **given), ALONE)
+  plan = Plan(train.Flags(out=out, **given), ALONE)
   cache, head, k = plan.train, claim.head, plan.train.info.num_classes
   if k < 2:
     raise InputError(

@@ -101,7 +101,7 @@ def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
     lines.append(f"  {exposed} are NOT PRIVATE: no epsilon covers them")
   left, said = None, "no cap: set one with --max-epsilon and --max-delta"
   if cap:
-    left = of.epsilon_left(cap.mu2 - mu2, delta)
-    said = f"cap: {cap}; {of.left_in_words(cap.mu2 - mu2, delta)}"
+    left, words = of.left_of(cap, mu2)
+    said = f"cap: {cap}; {words}"
   lines.append(f"  {said}")
   return lines, {"entries": told, "spent": spent, "cap": cap, "left": left}

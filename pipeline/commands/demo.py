@@ -28,8 +28,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.configs.extract_config import load_experiment
   from oneshot_dp.extract.job.job import run_extraction
   from oneshot_dp.extract.storage import is_url
-  from oneshot_dp.pipeline.runs.plan import Request
-  from oneshot_dp.pipeline.runs.run import run_request
+  from oneshot_dp.pipeline.commands import sweep
 
   out, caches, results = flags.out, flags.out / "caches", flags.out / "results"
   if is_url(out):
@@ -42,8 +41,8 @@ def run(flags: Flags) -> Answer:
     source = dataclasses.replace(digits.source, split=split)
     config = dataclasses.replace(digits, source=source)
     run_extraction(config, str(caches / split))
-  return run_request(
-    Request(
+  return sweep.run(
+    sweep.Flags(
       cache=caches / "train",
       eval_cache=caches / "test",
       out=results,

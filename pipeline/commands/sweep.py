@@ -23,8 +23,9 @@ class Flags(f.TrainingFlags):
   eval_cache: f.TestCache
   eval_rows: Annotated[str, f.flag("A part of the test cache.", "PART")] = ""
   epsilons: Annotated[tuple[float, ...], f.flag("Budgets; a head each.", "E…")]
-  head: Annotated[
-    tuple[HeadName, ...], f.flag("Kinds to compare; see train.", "HEAD…")
+  heads: Annotated[
+    tuple[HeadName, ...],
+    f.flag("Kinds to compare; see train.", "HEAD…", name="head"),
   ] = ("auto",)
   num_draws: Annotated[int, f.flag("Draws of noise; each is charged.", "N")] = 1
   baseline: Annotated[f.Switch, f.flag("Also without noise: NOT PRIVATE.")] = (
@@ -32,12 +33,11 @@ class Flags(f.TrainingFlags):
   )
   private_eval: f.PrivateEval = None
   allow_duplicates: f.AllowDuplicates = False
+  from_ = None  # that is train's
 
 
 def run(flags: Flags) -> Answer:
   """Trains and scores them."""
-  from oneshot_dp.pipeline.runs.plan import Request
   from oneshot_dp.pipeline.runs.run import run_request
 
-  given = dict(vars(flags))
-  return run_request(Request(heads=given.pop("head"), **given))
+  return run_request(flags)

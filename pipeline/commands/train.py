@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
+from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline import commands as f
 
@@ -22,13 +23,21 @@ class Flags(f.TrainingFlags):
     Path | None,
     f.flag("Earlier head of these rows: add to it.", "DIR", name="from"),
   ] = None
+  # A sweep of one head and one epsilon, without a test set.
+  eval_cache, eval_rows, private_eval = None, "", None
+  num_draws, baseline, allow_duplicates = 1, False, False
+
+  @property
+  def heads(self) -> tuple[HeadName, ...]:
+    return (self.head,)
+
+  @property
+  def epsilons(self) -> tuple[float, ...]:
+    return (self.epsilon,)
 
 
 def run(flags: Flags) -> Answer:
-  """Trains it: a sweep of one head and one epsilon."""
-  from oneshot_dp.pipeline.runs.plan import Request
+  """Trains it."""
   from oneshot_dp.pipeline.runs.run import run_request
 
-  given = dict(vars(flags))
-  one = {"heads": (given.pop("head"),), "epsilons": (given.pop("epsilon"),)}
-  return run_request(Request(**one, **given))
+  return run_request(flags)

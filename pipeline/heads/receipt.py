@@ -5,13 +5,12 @@
 `follows` is computed from `stated`, and again by whoever reads it.
 """
 
-import functools
 import importlib.metadata
-import importlib.resources
 import itertools
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jinja2
@@ -39,6 +38,7 @@ _OF_INFO = (
   *("dataset", "split", "feature_dim", "num_classes", "class_names"),
   *("num_classes_source", "backbone", "views", "backbone_fingerprint"),
 )
+OF_TRAINED = "private", "options", "delta", "noise_source"
 _NOTHING = {"format": FORMAT, "stated": 0, "follows": 0}
 _TOLERANCE = 1e-9  # relative: processors may differ in the last bits of ε
 _MARKDOWN = str.maketrans({c: f"\\{c}" for c in r"\`*_{}[]<>#|!&~"})
@@ -96,20 +96,17 @@ def make_receipt(
   `more`: charge, went_on_from, weights_sha256, releases_sha256.
   """
   runs = itertools.groupby(trained.releases)
-  stated = {of: getattr(info, of) for of in _OF_INFO} | {
-    "private": trained.private,
+  stated = {of: getattr(trained, of) for of in OF_TRAINED}
+  stated |= {of: getattr(info, of) for of in _OF_INFO} | {
     "head": trained.name,
-    "options": trained.options,
     "releases": [one._asdict() | {"count": len([*of])} for one, of in runs],
     "rows": str(part),
     "num_examples": part.mean_of(info.source_num_examples),
     "privacy_unit": info.unit,
     "cache_fingerprint": info.fingerprint,
     "input": UNIT_NORM if trained.head.unit_norm else PLAIN,
-    "delta": trained.delta,
     "neighboring_relation": NEIGHBORING_RELATION,
     "accountant": ACCOUNTANT,
-    "noise_source": trained.noise_source,
     "libraries": {of: importlib.metadata.version(of) for of in _LIBRARIES},
   }
   plain = msgspec.convert(stated | more, Stated)
@@ -142,7 +139,21 @@ def check_receipt(receipt: Any) -> None:
   try:
     if {**receipt, "stated": 0, "follows": 0} != _NOTHING:
       raise ValueError("it is of another format")
-    _check_stated(msgspec.convert(receipt["stated"], Stated))
+    stated = msgspec.convert(receipt["stated"], Stated)
+    for name in (stated.dataset, stated.split, *stated.class_names):
+      check_name("a name", name)
+    noisy, own = bool(stated.releases), NoiseSource().description
+    for name, expected in {
+      "num_classes": len(stated.class_names),
+      "rows": str(Part.parse(stated.rows)),
+      "neighboring_relation": NEIGHBORING_RELATION,
+      "accountant": ACCOUNTANT,
+      "private": noisy and stated.noise_source == own,
+    }.items():
+      if (said := getattr(stated, name)) != expected:
+        raise ValueError(f"{name} is {said!a}, not {expected}")
+    if (stated.delta is not None) != noisy:
+      raise ValueError("delta is of noisy releases, and of nothing else")
     found, derived = receipt["follows"], follows(receipt["stated"])
     for name in {*found} | {*derived}:
       a, b = found[name], derived[name]
@@ -181,23 +192,18 @@ def _marked(text: object) -> str:
 
 def filled_in(name: str, *filters: Callable[..., str], **values: Any) -> str:
   """A template with these values; filters are named as their functions are."""
-  return _template(name, filters).render(values)
+  _TEMPLATES.filters |= {f.__name__.removeprefix("_"): f for f in filters}
+  return _TEMPLATES.get_template(f"{name}.j2").render(values)
 
 
-@functools.cache  # to compile one takes longer than to train a head
-def _template(
-  name: str, filters: tuple[Callable[..., str], ...]
-) -> jinja2.Template:
-  environment = jinja2.Environment(
-    autoescape=name.endswith(".html"),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-  )
-  environment.filters |= {f.__name__.removeprefix("_"): f for f in filters}
-  folder = importlib.resources.files("oneshot_dp.pipeline") / "templates"
-  return environment.from_string((folder / f"{name}.j2").read_text("utf-8"))
+_TEMPLATES = jinja2.Environment(  # it keeps what it has compiled
+  loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates"),
+  autoescape=lambda name: ".html" in str(name),
+  undefined=jinja2.StrictUndefined,
+  trim_blocks=True,
+  lstrip_blocks=True,
+  keep_trailing_newline=True,
+)
 
 
 def right_guesses(epsilon: float, delta: float) -> float:
@@ -211,20 +217,3 @@ def right_guesses(epsilon: float, delta: float) -> float:
   """
   # e^ε overflows where the answer is 1 long since.
   return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
-
-
-def _check_stated(stated: Stated) -> None:
-  for name in (stated.dataset, stated.split, *stated.class_names):
-    check_name("a name", name)
-  noisy, own = bool(stated.releases), NoiseSource().description
-  for name, expected in {
-    "num_classes": len(stated.class_names),
-    "rows": str(Part.parse(stated.rows)),
-    "neighboring_relation": NEIGHBORING_RELATION,
-    "accountant": ACCOUNTANT,
-    "private": noisy and stated.noise_source == own,
-  }.items():
-    if getattr(stated, name) != expected:
-      raise ValueError(f"{name} is {getattr(stated, name)!a}, not {expected}")
-  if (stated.delta is not None) != noisy:
-    raise ValueError("delta is of noisy releases, and of nothing else")

@@ -33,13 +33,13 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
 
   InputError: there is no head, or the ledger is damaged.
   """
-  weights, faults = read_regular(path / WEIGHTS_FILE, _MOST_WEIGHTS), ()
-  left = ledger.heads().get(sha256(weights))
+  weights = sha256(read_regular(path / WEIGHTS_FILE, _MOST_WEIGHTS))
+  saved, faults = None, ()
   try:
     saved = read_head(path)
   except InputError as error:
-    saved, faults = None, (str(error),)
-  why = _unlike(saved, ledger, left)
+    faults = (str(error),)
+  why = _unlike(saved, ledger, ledger.heads().get(weights))
   vouched = not why if exists(ledger.path) else None
   said = [f"NOT VOUCHED FOR by {ledger.path}: {why}; {_NOBODY}"]
   if vouched:
@@ -48,7 +48,7 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
     said = [f"no ledger {ledger.path} is here, so nobody vouches: {_NOBODY}"]
   if saved is not None:
     said.append("its numbers follow from the noise stated, its files fit")
-    if not saved.private:
+    if not saved.trained.private:
       said.append(f"this head is {NOT_PRIVATE}")
     if saved.stated["charge"] is None:
       said.append("no ledger was charged for it: nobody counts what it cost")
@@ -61,7 +61,8 @@ def _unlike(saved: SavedHead | None, ledger: Ledger, left: Left | None) -> str:
     return "these weights did not leave for any of its charges"
   if saved is None or saved.receipt_sha256 != left.receipt_sha256:
     return "these weights left, but with another receipt"
-  cost = saved.receipt["follows"]["mu_squared"] if saved.private else 0
+  private, follows = saved.trained.private, saved.receipt["follows"]
+  cost = follows["mu_squared"] if private else 0
   paid = ledger.paid(left.charge)
   of = saved.stated["dataset"], saved.stated["privacy_unit"]
   if any((e.dataset, e.unit) != of for e in paid) or spent(paid) < cost:
@@ -84,15 +85,15 @@ def earlier_head(
   for name, value in expected.items():
     if not why and saved.stated[name] != value:
       why = f"its {name} is {saved.stated[name]!a}, where {value!a} is needed"
-  then = ledger.paid(saved.stated["charge"])[:1]
-  digests = [each.asked.get("private_digests", [])[:1] for each in then]
-  if not why and digests != [[cache.private_digest]]:
+  paid = ledger.paid(saved.stated["charge"])
+  digests = [each.asked.get("private_digests", [""])[0] for each in paid[:1]]
+  if not why and digests != [cache.private_digest]:
     why = f"it was trained on other rows than {cache.name} has"
   if why:
     raise InputError(f"{path} cannot be gone on from: {why}.")
   # Its σ were rounded up: what was paid for it alone is a hair more, and with
   # the rest adds up to the larger budget, which may be the cap.
-  trained, paid = saved.trained, float(spent(ledger.paid(then[0].id)))
-  if paid <= (trained.mu_squared or 0.0) * (1 + 1e-9):
-    trained = dataclasses.replace(trained, mu_squared=paid)
+  trained, cost = saved.trained, float(spent(paid))
+  if cost <= (trained.mu_squared or 0.0) * (1 + 1e-9):
+    trained = dataclasses.replace(trained, mu_squared=cost)
   return dataclasses.replace(saved, trained=trained)

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from jaxtyping import UInt64
 
-from oneshot_dp.configs.errors import InputError, RunError, check_name
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.files import write_once
 from oneshot_dp.linear_dp import accounting
 
@@ -62,7 +62,6 @@ class Bill:
   keys: Keys
 
   def __post_init__(self):
-    check_name("dataset", self.dataset)
     for each in self.charges:
       if each.mu2 is not None and not 0 < each.mu2 < math.inf:
         raise InputError(f"{each.what}: mu2={each.mu2} must be positive.")
@@ -115,11 +114,9 @@ class Entry(
 class Entries:
   """All entries of a ledger within one transaction, oldest first, in `all`."""
 
-  def __init__(self, path: Path, db: sqlite3.Connection | None):
+  def __init__(self, path: Path, db: sqlite3.Connection):
     self._path, self._db, self._digest = path, db, _FIRST
     self.all: list[Entry] = []
-    if db is None:  # there is none yet
-      return
     query = "SELECT seq, body, digest FROM entry ORDER BY seq"
     for seq, body, digest in db.execute(query):
       self._digest = sha256(f"{self._digest}\n{body}".encode())
@@ -142,7 +139,7 @@ class Entries:
     """All keys of a kind that a data set was charged for."""
     found = [np.empty(0, np.uint64)]
     for seq, each in enumerate(self.all, 1):
-      if self._db and (each.dataset, each.of) == (dataset, of):
+      if (each.dataset, each.of) == (dataset, of):
         query = "SELECT keys FROM entry WHERE seq = ?"
         ((blob,),) = self._db.execute(query, (seq,))
         if type(blob) is not bytes or sha256(blob) != each.keys_sha256:
@@ -160,7 +157,6 @@ class Entries:
     self.all.append(Entry(kind, now, **fields))
     text = msgspec.json.encode(self.all[-1]).decode()
     self._digest = sha256(f"{self._digest}\n{text}".encode())
-    assert self._db is not None
     row = len(self.all), text, self._digest, blob
     self._db.execute("INSERT INTO entry VALUES (?, ?, ?, ?)", row)
     self._db.execute("UPDATE last SET seq = ?, digest = ?", row[::2])
@@ -194,16 +190,15 @@ def transaction(
     InputError: it is damaged, or no ledger.
     RunError: another process writes for `wait` seconds; or the disk refuses.
   """
-  if not exists(path):
-    if not write:
-      yield Entries(path, None)
-      return
-    _make(path)
+  if not (there := exists(path)) and write:  # an empty file is never a new one
+    write_once(path.resolve(), _empty().serialize())
   try:
     place = f"{path.resolve().as_uri()}?mode=rw"
     # (An `open` and close of the file by this process would drop its locks.)
     with contextlib.closing(
       sqlite3.connect(place, uri=True, timeout=wait, isolation_level=None)
+      if there or write
+      else _empty()
     ) as db:
       db.execute("PRAGMA trusted_schema = OFF")
       db.execute("PRAGMA synchronous = EXTRA")
@@ -235,15 +230,13 @@ def damaged(path: Path, what: str) -> InputError:
   )
 
 
-def _make(path: Path) -> None:
-  """Puts an empty ledger there, whole, unless another process did."""
-  with contextlib.closing(sqlite3.connect(":memory:")) as db:
-    pragmas = [f"PRAGMA {name} = {value}" for name, value in _FORMAT.items()]
-    for sql in (*_SCHEMA, *pragmas, f"INSERT INTO last VALUES (0, '{_FIRST}')"):
-      db.execute(sql)
-    db.commit()
-    content = db.serialize()
-  write_once(path.resolve(), content)  # so an empty file is never a new ledger
+def _empty() -> sqlite3.Connection:
+  """A ledger of nothing, in memory."""
+  db = sqlite3.connect(":memory:", isolation_level=None)
+  pragmas = [f"PRAGMA {name} = {value}" for name, value in _FORMAT.items()]
+  for sql in (*_SCHEMA, *pragmas, f"INSERT INTO last VALUES (0, '{_FIRST}')"):
+    db.execute(sql)
+  return db
 
 
 def sha256(content: bytes) -> str:
@@ -270,22 +263,15 @@ def cap_of(entries: Iterable[Entry]) -> Cap | None:
   return caps[-1] if caps else None
 
 
-def epsilon_left(mu2: Fraction, delta: float) -> float:
-  """The largest ε, in five digits, that costs no more than is left; or 0."""
-  down = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
+def left_of(cap: Cap, mu2: Fraction) -> tuple[float, str]:
+  """The largest ε, in five digits, that fits after μ², or 0; and in words."""
+  left, down = cap.mu2 - mu2, decimal.Context(5, decimal.ROUND_FLOOR)
   # A little more, for roundings; what is then too much is found by asking.
-  most = accounting.epsilon_of(max(0.0, float(mu2)), delta) * (1 + 1e-8)
+  most = accounting.epsilon_of(max(0.0, float(left)), cap.delta) * (1 + 1e-8)
   epsilon = down.create_decimal(most)
   while epsilon >= _LEAST_EPSILON:
-    if accounting.mu_squared(float(epsilon), delta) <= mu2:
-      return float(epsilon)
+    if accounting.mu_squared(float(epsilon), cap.delta) <= left:
+      one = f"{float(epsilon):g} at delta {accounting.printable(cap.delta)}"
+      return float(epsilon), f"one release of epsilon {one} is left"
     epsilon = down.next_minus(epsilon)
-  return 0.0
-
-
-def left_in_words(mu2: Fraction, delta: float) -> str:
-  """What is left, for people."""
-  if not (epsilon := epsilon_left(mu2, delta)):
-    return "nothing is left"
-  at = accounting.printable(delta)
-  return f"one release of epsilon {epsilon:g} at delta {at} is left"
+  return 0.0, "nothing is left"

@@ -41,15 +41,10 @@ def deliver_once(
 ) -> None:
   """Charges, trains, notes what leaves, shows it; or goes on where one stopped.
 
-  Args:
-    out: where results will be; not there yet.
-    ledger: of the rows.
-    bills: what it costs.
-    train: writes everything into a folder that only its owner sees, heads with
-      receipts that name the charges given. Not called where a killed run's
-      heads are noted already.
-    asked: all that makes it this run and no other.
-    room: bytes that the disk must have, which is tried before the charge.
+  `train` writes everything into a folder that only its owner sees, heads with
+  receipts that name the charges given; it is not called where a killed run's
+  heads are noted already. `asked` is all that makes it this run and no other,
+  `room` the bytes that the disk must have, which is tried before the charge.
 
   Raises:
     InputError: something is at `out`, or another run is writing it; or the
@@ -61,22 +56,23 @@ def deliver_once(
       if room:
         os.posix_fallocate(file.fileno(), 0, room)
       os.unlink(file.name)
-    left = _heads_in(whole)
-    ids = ledger.charge(bills, place, asked, left)
-    of = {each.charge for each in left.values()}
-    if not (left.items() <= ledger.heads().items() and of and of <= {*ids}):
+    heads = _heads_in(whole)  # of a killed run: noted, or never seen
+    ids = ledger.charge(bills, place, asked, heads or None)
+    of, noted = {left.charge for left in heads.values()}, ledger.heads()
+    if not (heads.items() <= noted.items() and of and of <= {*ids}):
+      heads = {}
       try:
-        shutil.rmtree(whole, ignore_errors=True)  # a killed run's, never seen
+        shutil.rmtree(whole, ignore_errors=True)
         whole.mkdir()  # in a folder of mode 0700, so that it has its final mode
         train(whole, ids)
         with disk_errors(out):
           exposed = any(c.mu2 is None for bill in bills for c in bill.charges)
           _settle(whole, keep_from_others=exposed)
-        ledger.deliver(ids, _heads_in(whole))
+        heads = _heads_in(whole)
+        ledger.deliver(ids, heads)
       except BaseException as error:
-        made = _heads_in(whole)
-        if not (made and made.items() <= ledger.heads().items()):
-          shutil.rmtree(whole, ignore_errors=True)  # else the next shows it
+        if not heads or isinstance(error, InputError):  # they cannot be noted
+          shutil.rmtree(whole, ignore_errors=True)
         if not isinstance(error, InputError | RunError | KeyboardInterrupt):
           raise
         raise type(error)(

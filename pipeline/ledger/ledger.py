@@ -73,8 +73,8 @@ class Ledger:
   def entries(self, dataset: str | None = None) -> list[Entry]:
     """Charges and caps, oldest first, of one data set or of all."""
     with self._open() as entries:
-      both = [e for e in entries.all if e.kind in ("charge", "cap")]
-    return [each for each in both if dataset in (None, each.dataset)]
+      every = [e for e in entries.all if dataset in (None, e.dataset)]
+    return [each for each in every if each.kind in ("charge", "cap")]
 
   def heads(self) -> dict[str, Left]:
     """All heads that left, by the SHA-256 of their weights."""
@@ -100,7 +100,7 @@ class Ledger:
     rows = Bill(dataset=dataset, charges=(), keys=keys or {})
     most, said = cap.mu2, []  # refuses what is no guarantee
     with self._open(write=True) as entries:
-      _check_names(entries, [rows])
+      _check(entries, [rows])
       _add(entries, rows)
       charges = entries.of("charge", dataset)
       old = of.cap_of(entries.of("cap", dataset))
@@ -115,12 +115,6 @@ class Ledger:
     if of.spent(charges) > most:
       said.append("more than this is spent already: nothing more is released.")
     return said
-
-  def check(self, *bills: Bill) -> None:
-    """Refuses what `charge` would refuse later, before any work."""
-    there = of.exists(self.path)
-    with self._open(write=there) as entries:  # it can be written, too
-      _check(entries, bills)
 
   def charge(
     self,
@@ -143,16 +137,11 @@ class Ledger:
     for bill in bills:
       for kind, keys in sorted(bill.keys.items()):
         rows.update(kind.encode() + keys.tobytes())
-    asked = {**asked, "rows": rows.hexdigest()}
-    now: dict[str, Any] = json.loads(json.dumps(asked))
+    now = json.loads(json.dumps({**asked, "rows": rows.hexdigest()}))
     with self._open(write=True) as entries:
       left = {i: e.heads for e in entries.of("left") for i in e.charges}
-      if there := [
-        each
-        for each in entries.of("charge")
-        if each.run == str(run)
-        and (each.id not in left or (heads and left[each.id] == heads))
-      ]:
+      runs = [e for e in entries.of("charge") if e.run == str(run)]
+      if there := [e for e in runs if left.get(e.id, heads) == heads]:
         was = there[-1].asked
         if differ := [k for k in was | now if was.get(k) != now.get(k)]:
           raise InputError(
@@ -190,13 +179,24 @@ class Ledger:
     something within a data set; in another one it may be anybody.
     """
     with self._open() as entries:
-      return dict(_shared(entries, keys))
+      return _shared(entries, keys)
 
 
 def _check(entries: Entries, bills: Sequence[Bill]) -> None:
   """Refuses rows of another name, and what breaks a cap or a unit."""
-  _check_names(entries, bills)
-  for name in {bill.dataset for bill in bills}:
+  for bill in bills:
+    theirs = _shared(entries, bill.keys)
+    known = [(name, rows) for name, (rows, _) in theirs.items()]
+    # And what is charged at the same time.
+    known += [(b.dataset, of.in_both(bill.keys, b.keys)) for b in bills]
+    for other, rows in known:
+      if other != bill.dataset and rows:
+        raise InputError(
+          f"at least {rows} of these rows are charged as {other!r}, and this"
+          f" cache calls them {bill.dataset!r}: use a cache of the name"
+          f" {other!r}, so that what is spent adds up, or leave them out."
+        )
+  for name in {bill.dataset for bill in bills if bill.charges}:
     new = [c for bill in bills if bill.dataset == name for c in bill.charges]
     old = entries.of("charge", name)
     if not {each.came_from for each in new} <= {None, *(e.id for e in old)}:
@@ -217,40 +217,24 @@ def _check(entries: Entries, bills: Sequence[Bill]) -> None:
         f"{asked}: the cap of {name!r}, {cap}, covers nothing that is NOT"
         " PRIVATE; leave it out, or use a data set without a cap."
       )
-    left = cap.mu2 - of.spent(old)
-    if of.spent(new) > left:
+    if of.spent(new) > cap.mu2 - (spent := of.spent(old)):
       raise InputError(
         f"{asked} would break the cap of {name!r}, {cap}:"
-        f" {of.left_in_words(left, cap.delta)}; ask for less, or raise the cap"
-        " for all to see with `oneshot-dp budget`."
+        f" {of.left_of(cap, spent)[1]}; ask for less, or raise the cap for all"
+        " to see with `oneshot-dp budget`."
       )
-
-
-def _check_names(entries: Entries, bills: Sequence[Bill]) -> None:
-  """Refuses rows that are known by another name, or are in two bills."""
-  for bill in bills:
-    known = [(name, rows) for name, (rows, _) in _shared(entries, bill.keys)]
-    # And what is charged at the same time.
-    known += [(b.dataset, of.in_both(bill.keys, b.keys)) for b in bills]
-    for other, rows in known:
-      if other != bill.dataset and rows:
-        raise InputError(
-          f"at least {rows} of these rows are charged as {other!r}, and this"
-          f" cache calls them {bill.dataset!r}: use a cache of the name"
-          f" {other!r}, so that what is spent adds up, or leave them out."
-        )
 
 
 def _add(
   entries: Entries, bill: Bill, run: str = "", asked: Any = None
 ) -> list[str]:
   """Writes charges, and keys of rows that the data set did not have yet."""
-  ids = [secrets.token_hex(16) for _ in bill.charges]
-  for name, each in zip(ids, bill.charges, strict=True):
+  ids = []
+  for each in bill.charges:
+    ids.append(secrets.token_hex(16))
     cost = None if each.mu2 is None else str(Fraction(each.mu2))
-    fields = each._asdict() | {"mu2": cost, "id": name}
-    fields |= {"run": run, "asked": asked, "dataset": bill.dataset}
-    entries.add("charge", **fields)
+    more = {"id": ids[-1], "dataset": bill.dataset, "run": run, "asked": asked}
+    entries.add("charge", **each._asdict() | {"mu2": cost} | more)
   for kind, keys in bill.keys.items():
     old = entries.keys(bill.dataset, kind)
     new = np.setdiff1d(keys, old, assume_unique=True)
@@ -259,12 +243,12 @@ def _add(
   return ids
 
 
-def _shared(entries: Entries, keys: Keys) -> list[tuple[str, tuple[int, int]]]:
-  """Data sets, and how many of these rows and units are known as theirs."""
-  found = []
+def _shared(entries: Entries, keys: Keys) -> dict[str, tuple[int, int]]:
+  """Data set → how many of these rows and units are known as its own."""
+  found = {}
   for name in dict.fromkeys(each.dataset for each in entries.of("rows")):
     theirs = {kind: entries.keys(name, kind) for kind in keys}
     known = of.in_both(keys, theirs), of.in_both(keys, theirs, ["unit"])
     if any(known):
-      found.append((name, known))
+      found[name] = known
   return found

@@ -4,16 +4,14 @@ All that can fail is tried here: numbers, what is named, roles, rows, memory,
 the cap. What a plan says of itself follows from public facts.
 """
 
-import dataclasses
 import os
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oneshot_dp.configs.errors import InputError, check_positive
 from oneshot_dp.configs.head_config import HeadName, HeadOptions
 from oneshot_dp.configs.parts import Part
-from oneshot_dp.extract.cache.read import FeatureCache, open_cache
+from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.linear_dp.accounting import (
   added_up,
   check_budget,
@@ -24,45 +22,22 @@ from oneshot_dp.linear_dp.accounting import (
 )
 from oneshot_dp.linear_dp.hosts import Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.rows import Rows, rows_of
 from oneshot_dp.linear_dp.train import HEADS, check_plan, cost, memory_needed
 from oneshot_dp.pipeline.heads.verify import earlier_head
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.roles import Cast, check_roles
-from oneshot_dp.pipeline.runs.scores import bill_of_scores, data_of
+from oneshot_dp.pipeline.runs.scores import EvalRows, data_of
 from oneshot_dp.pipeline.vector_files import read_start
+
+if TYPE_CHECKING:
+  from oneshot_dp.pipeline.commands import sweep, train
 
 _FEW_ROWS = 3.0
 """Rows of a class, in units of σ, below which a head is next to chance."""
 _BESIDES = 1 << 20
 """Bytes of a receipt, or of a table and pictures."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-  """The flags of `train` (`heads` and `epsilons` are one each) or `sweep`."""
-
-  cache: Path
-  rows: str = ""
-  eval_cache: Path | None = None
-  eval_rows: str = ""
-  out: Path
-  heads: tuple[HeadName, ...]
-  epsilons: tuple[float, ...]
-  delta: float
-  num_draws: int = 1
-  baseline: bool = False
-  private_eval: float | None = None
-  allow_duplicates: bool = False
-  from_: Path | None = None
-  start: Path | None = None
-  balanced: bool = False
-  ledger: Path | None = None
-  weak_privacy: bool = False
-  noise_seed: int | None = None
-  hosts: str | None = None
 
 
 class Plan:
@@ -71,6 +46,7 @@ class Plan:
   Attributes:
     jobs: what is trained, each with a charge of its own: a head and a draw, or
       None for the baseline.
+    went_on_from: what is stated of the head that --from names; else empty.
     mu2: μ² that each draw buys, all its epsilons together.
     epsilon: of all private heads of the run together, rounded up.
     bills: what it costs, of the training rows first.
@@ -79,64 +55,52 @@ class Plan:
   InputError: the first thing that does not do; nothing was charged.
   """
 
-  def __init__(self, asked: Request, hosts: Hosts):
-    self.asked, insisted = asked, asked.weak_privacy
-    private_eval = [] if asked.private_eval is None else [asked.private_eval]
-    budgets = {"--epsilon": asked.epsilons, "--private-eval": private_eval}
-    for flag, epsilons in budgets.items():
-      for epsilon in epsilons:
-        check_budget(epsilon, asked.delta, insisted=insisted, flag=flag)
-    cost(asked.epsilons, asked.delta)
+  def __init__(self, asked: "train.Flags | sweep.Flags", hosts: Hosts):
+    self.asked, delta, insisted = asked, asked.delta, asked.weak_privacy
+    for epsilon in asked.epsilons:
+      check_budget(epsilon, delta, insisted=insisted, flag="--epsilon")
     check_positive("--num-draws", asked.num_draws)
     if not asked.heads or len({*asked.heads}) < len(asked.heads):
       raise InputError(f"--head {' '.join(asked.heads)}: give each once.")
     self.ledger = Ledger(asked.ledger)
     self.source = NoiseSource(asked.noise_seed)
     self.train = open_cache(asked.cache, Part.parse(asked.rows))
-    self.test: FeatureCache | None = None
+    info, n = self.train.info, self.train.n
+    check_delta(delta, n, insisted=insisted)
+    self.casts, self.test = [Cast(self.train, "private", "--cache")], None
     if asked.eval_cache is not None:
-      self.test = open_cache(asked.eval_cache, Part.parse(asked.eval_rows))
-    check_delta(asked.delta, self.train.n, insisted=insisted)
-    self.saved = None
-    if (path := asked.from_) is not None:
-      self.saved = earlier_head(path, self.ledger, self.train, asked.delta)
-    self.before = self.saved.trained if self.saved else None
+      cache = open_cache(asked.eval_cache, Part.parse(asked.eval_rows))
+      self.test = EvalRows(cache, "--eval-cache", asked, hosts)
+      self.casts.append(self.test.cast)
+    self.before, self.went_on_from, had = None, {}, 0.0
+    if asked.from_ is not None:
+      saved = earlier_head(asked.from_, self.ledger, self.train, delta)
+      self.before, self.went_on_from = saved.trained, saved.receipt["stated"]
+      had = saved.trained.mu_squared or 0.0
     self.options = self._options()
-    info, n, data = self.train.info, self.train.n, data_of(self.train, hosts)
-    d, k, count = info.feature_dim, info.num_classes, len(asked.heads)
-    needs = 4 * (d + 1) * k * count * len(asked.epsilons) * asked.num_draws
+    self.mu2 = cost(asked.epsilons, delta, had)
+    d, k, data = info.feature_dim, info.num_classes, data_of(self.train, hosts)
+    count = len(asked.heads) * len(asked.epsilons) * asked.num_draws
+    needs = 4 * (d + 1) * k * count
     needs += max(memory_needed(h, n, d, k, info.unit) for h in asked.heads)
     fix = "ask for fewer at once, --head lamb, or a smaller embedding"
     check_memory(f"heads of {d:,} x {k:,} from {n:,} rows", needs, fix)
     self.rows = {head: HEADS[head].rows(data) for head in asked.heads}
-    self.casts = [Cast(self.train, "private", "--cache")]
-    self.test_rows: Rows | None = None
-    if self.test is not None:
-      role = "private" if private_eval else "public"
-      self.casts.append(Cast(self.test, role, "--eval-cache"))
-      self.test_rows = rows_of(data_of(self.test, hosts), each=True)
-    for rows in (*self.rows.values(), *filter(None, [self.test_rows])):
+    for rows in self.rows.values():
       rows.read()
     self.notes = check_roles(
       self.casts, self.ledger, allow_duplicates=asked.allow_duplicates
     )
     self.notes += {rows.note for rows in self.rows.values()} - {""}
-    had = 0.0 if self.before is None else self.before.mu_squared or 0.0
-    self.mu2 = Fraction(cost(asked.epsilons, asked.delta, had))
-    draws: list[tuple[HeadName, int | None]]
-    draws = [(head, i) for head in asked.heads for i in range(asked.num_draws)]
-    self.jobs = draws + [(h, None) for h in asked.heads if asked.baseline]
-    costs = [Fraction(had), *(self.mu2 for _ in draws)]
-    self.epsilon = epsilon_of(added_up(costs), asked.delta)
-    self.bills = [self._bill()]
-    if self.test is not None and private_eval:
-      check_delta(asked.delta, self.test.n, insisted=insisted)
-      budget = private_eval[0], asked.delta, self.source
-      self.bills.append(bill_of_scores(self.casts[1], *budget))
+    self.jobs: list[tuple[HeadName, int | None]] = [
+      (head, draw) for head in asked.heads for draw in range(asked.num_draws)
+    ]
+    every = Fraction(had) + len(self.jobs) * self.mu2
+    self.epsilon = epsilon_of(added_up([every]), delta)
+    self.jobs += [(head, None) for head in asked.heads if asked.baseline]
+    self.bills = [self._bill(), *(self.test.bills() if self.test else [])]
     digests = [cast.cache.private_digest for cast in self.casts]
     self.identity = {**self.settings(), "private_digests": digests}
-    if hosts.index == 0:  # which charges
-      self.ledger.check(*self.bills)
 
   def _options(self) -> dict[HeadName, HeadOptions]:
     """Settings of each head; beside auto, which has some, lamb has none."""
@@ -155,7 +119,7 @@ class Plan:
     """What training costs: nested epsilons together, each draw anew."""
     at = ", ".join(map(printable, sorted(self.asked.epsilons)))
     paid = self.mu2 if self.source.is_private else None
-    came_from = self.saved.stated["charge"] if self.saved else None
+    came_from = self.went_on_from.get("charge")
     same = self.train.info.unit, self.asked.delta, came_from
     charges = tuple(
       Charge(f"{head} without noise", None, *same)
@@ -183,7 +147,7 @@ class Plan:
     return {
       **{name: getattr(self.asked, name) for name in names},
       "options": {head: o.as_json() for head, o in self.options.items()},
-      "from": self.saved and self.saved.stated["weights_sha256"],
+      "from": self.went_on_from.get("weights_sha256"),
       "caches": [
         {**cast.cache.info.public(), "rows": str(cast.cache.part)}
         for cast in self.casts

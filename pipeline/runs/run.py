@@ -8,12 +8,11 @@ The charge is on the disk before noise is drawn, and what was made is shown by
 one rename. What is written holds no time, and no number of private rows.
 """
 
-import functools
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,21 +32,20 @@ from oneshot_dp.pipeline.report.results import (
   head_name,
   table,
 )
-from oneshot_dp.pipeline.runs.plan import Plan, Request
-from oneshot_dp.pipeline.runs.scores import (
-  Scores,
-  private_scores,
-  public_scores,
-)
+from oneshot_dp.pipeline.runs.plan import Plan
+from oneshot_dp.pipeline.runs.scores import Scores
+
+if TYPE_CHECKING:
+  from oneshot_dp.pipeline import commands
 
 _DONE = np.zeros(1, np.int64)
 
 
-def run_request(asked: Request) -> Answer:
+def run_request(asked: "commands.train.Flags | commands.sweep.Flags") -> Answer:
   """Trains, scores and delivers what was asked for.
 
   Formal guarantees: nothing leaves private rows but what `train` and
-  `private_scores` let out, within what the ledger was charged before.
+  `EvalRows.scores` let out, within what the ledger was charged before.
 
   InputError: what was asked or is named does not do; nothing was charged.
   RunError: the ledger or the disk failed.
@@ -60,29 +58,33 @@ def run_request(asked: Request) -> Answer:
     raise
 
 
-def _run(asked: Request, hosts: Hosts) -> Answer:
+def _run(asked: Any, hosts: Hosts) -> Answer:
   plans: list[Plan] = []
   hosts.sum(lambda: plans.append(Plan(asked, hosts)) or _DONE)
   (plan,) = plans
   hosts.agree("request or cache", repr(plan.identity))
-  answers: list[Answer] = []
-
-  def make(folder: Path | None, ids: Sequence[str]) -> None:
-    answers.append(Answer(text="", facts={}))
-    hosts.from_first(lambda: _DONE + 1)  # it is charged
-    answers.append(_made(plan, folder, ids))
-
   if hosts.index != 0:
     if hosts.from_first(lambda: _DONE).any():  # or an error is told here
       _made(plan, None, [""] * len(plan.jobs))
     return Answer(text="", facts={"host": hosts.index})
-  print(*plan.said(), sep="\n", file=sys.stderr)
+  answers: list[Answer] = []
+
+  def make(folder: Path, ids: Sequence[str]) -> None:
+    print(*plan.said(), sep="\n", file=sys.stderr)
+    answers.append(Answer(text="", facts={}))
+    hosts.from_first(lambda: _DONE + 1)  # it is charged
+    answers.append(_made(plan, folder, ids))
+
   try:
     how = {"asked": plan.identity, "room": plan.room}
     deliver_once(asked.out, plan.ledger, plan.bills, make, **how)
   except Exception as error:
+
+    def tell(error: Exception = error) -> np.ndarray:
+      raise error
+
     if not answers:
-      hosts.sum(functools.partial(_raise, error))
+      hosts.sum(tell)
     raise
   if not answers:  # The run that was killed had done all but show it.
     hosts.from_first(lambda: _DONE)
@@ -90,17 +92,12 @@ def _run(asked: Request, hosts: Hosts) -> Answer:
   return answers[-1]
 
 
-def _raise(error: Exception) -> np.ndarray:
-  raise error
-
-
 def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
   """Trains all, and writes it into a folder; hosts but the first have none."""
-  asked, info = plan.asked, plan.train.info
-  heads, paths, receipts = [], [], []
+  asked, heads, receipt = plan.asked, {}, {}
   common: dict[str, Any] = {"epsilons": asked.epsilons, "delta": asked.delta}
   common |= {"paid": plan.mu2, "source": plan.source, "before": plan.before}
-  went_on_from = plan.saved.stated["charge"] if plan.saved else None
+  went_on_from = plan.went_on_from.get("charge")
   # The charge of a private test set, if any, comes after those of the jobs.
   for (head, draw), charge in zip(plan.jobs, ids, strict=False):
     rows, options = plan.rows[head], plan.options[head]
@@ -111,44 +108,35 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
       else train(rows, **how, **common)
     )
     for trained in made:
-      name = ""
-      if asked.eval_cache is not None:
-        known = trained.name, trained.epsilon or math.inf, trained.draw
-        name = f"heads/{head_name(*known)}"
-      heads.append(trained)
-      paths.append(name)
+      known = trained.name, trained.epsilon or math.inf, trained.draw
+      name = f"heads/{head_name(*known)}" if plan.test else ""
+      heads[name] = trained
       if folder is not None:
-        of = info, plan.train.part, charge, went_on_from
-        receipts.append(write_head(folder / name, trained, *of))
+        of = plan.train.info, plan.train.part, charge, went_on_from
+        receipt = write_head(folder / name, trained, *of)
   scores = None
-  weights = [each.head for each in heads]
-  if plan.test and plan.test_rows and asked.private_eval:
-    budget = asked.private_eval, asked.delta, plan.source
-    scores = private_scores(weights, plan.test, plan.test_rows, *budget)
-  elif folder is not None and plan.test is not None:
-    scores = public_scores(weights, plan.test)
+  if plan.test and (folder or plan.test.budget):
+    scores = plan.test.scores([each.head for each in heads.values()])
   if folder is None:
     return Answer(text="", facts={})
   if scores is not None:
-    return _write_run(plan, folder, heads, paths, scores)
-  follows = receipts[0]["follows"]
+    return _write_run(plan, folder, heads, scores)
+  (trained,) = heads.values()
+  follows, info = receipt["follows"], plan.train.info
   unit = f" per {info.unit}" if info.has_units else ""
   return Answer(
-    text=f"{asked.out}: {heads[0].name} at epsilon ="
+    text=f"{asked.out}: {trained.name} at epsilon ="
     f" {printable(follows['epsilon'])}{unit}, delta = {printable(asked.delta)},"
     f" noise multiplier {follows['noise_multiplier']:.4g}, noise:"
-    f" {heads[0].noise_source}",
-    facts={"out": asked.out, "receipt": receipts[0]},
+    f" {trained.noise_source}",
+    facts={"out": asked.out, "receipt": receipt},
   )
 
 
 def _write_run(
-  plan: Plan,
-  folder: Path,
-  heads: Sequence[TrainedHead],
-  paths: Sequence[str],
-  scores: Scores,
+  plan: Plan, folder: Path, heads: Mapping[str, TrainedHead], scores: Scores
 ) -> Answer:
+  """Writes what is beside the heads of a sweep, by their folders."""
   from oneshot_dp.pipeline.report.accuracy_plot import pictures_of
   from oneshot_dp.pipeline.report.page import write_report
 
@@ -165,7 +153,7 @@ def _write_run(
       noise_multiplier=0.0 if not each.mu_squared else each.mu_squared**-0.5,
       **{n: getattr(a, n) for n in ("top1", "top5", "balanced", "recall")},
     )
-    for each, path, a in zip(heads, paths, found, strict=True)
+    for (path, each), a in zip(heads.items(), found, strict=True)
   ]
   facts: dict[str, Any] = {
     "dataset": info.dataset,

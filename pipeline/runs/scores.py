@@ -24,14 +24,14 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import Data, Rows, no_core_dumps, rows_of
+from oneshot_dp.linear_dp.rows import Data, no_core_dumps, rows_of
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.ledger.charges import Bill, Charge
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.runs.roles import Cast, check_roles, check_same_kind
 
 if TYPE_CHECKING:
-  from oneshot_dp.pipeline.commands.evaluate import Flags
+  from oneshot_dp.pipeline.commands import evaluate, sweep
 
 Scores = tuple[Sequence[Accuracy], dict[str, Any]]
 """Accuracies, one per head, and what is to be said of them, as JSON."""
@@ -52,66 +52,78 @@ def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> Data:
   )
 
 
-def public_scores(heads: Sequence[LinearHead], cache: FeatureCache) -> Scores:
-  """Exact accuracies, on labels that are public."""
-  found = evaluate_heads(heads, cache.blocks())
-  counts = {"num_examples": found[0].num_examples}
-  counts |= {"class_rows": found[0].class_rows}
-  said = {"labels": "public", **_of(cache), **counts}
-  return found, said
+class EvalRows:
+  """Rows that heads are scored on: exactly, or for a budget by noisy counts.
 
+  Attributes:
+    cast: their cache, in its role.
+    budget: (ε, δ) of all counts together; None where labels are public.
 
-def bill_of_scores(
-  cast: Cast, epsilon: float, delta: float, source: NoiseSource
-) -> Bill:
-  """What noisy accuracies of all heads cost the test set."""
-  charge = Charge(
-    what=f"accuracies at epsilon {printable(epsilon)}",
-    mu2=Fraction(mu_squared(epsilon, delta)) if source.is_private else None,
-    unit=cast.cache.info.unit,
-    delta=delta,
-  )
-  dataset = cast.cache.info.dataset
-  return Bill(dataset=dataset, charges=(charge,), keys=cast.keys)
-
-
-def private_scores(
-  heads: Sequence[LinearHead],
-  cache: FeatureCache,
-  rows: Rows,
-  epsilon: float,
-  delta: float,
-  source: NoiseSource,
-) -> Scores:
-  """Noisy top-1 accuracies on private labels, charged before.
-
-  Formal guarantees: all together are (ε, δ)-DP; see `private_accuracies`.
+  InputError: the budget is no guarantee, or a row cannot be scored.
   """
-  buys = mu_squared(epsilon, delta)
-  sums = PrivateSums(source, buys)
-  counted = not cache.part.is_whole
-  found = private_accuracies(sums, rows, heads, buys, counted=counted)
-  n, sigma = found[0].num_examples, sums.releases[-1].noise_multiplier
-  said = {
-    "labels": "private",
-    **_of(cache),
-    "num_examples": n,
-    "privacy_unit": cache.info.unit,
-    "private": source.is_private,
-    "epsilon": epsilon,
-    "delta": delta,
-    "noise_source": source.description,
-    "accuracy_sd": float(sigma) * math.sqrt(len(heads)) / n,
-  }
-  return found, said
+
+  def __init__(
+    self,
+    cache: FeatureCache,
+    flag: str,
+    asked: "sweep.Flags | evaluate.Flags",
+    hosts: Hosts = ALONE,
+  ):
+    epsilon, delta = asked.private_eval, asked.delta
+    self.source, self.budget = NoiseSource(asked.noise_seed), None
+    self.cast = Cast(cache, "public" if epsilon is None else "private", flag)
+    self._rows = rows_of(data_of(cache, hosts), each=True)
+    if epsilon is not None:
+      if delta is None:
+        raise InputError("--private-eval needs --delta, too.")
+      insisted, flag = asked.weak_privacy, "--private-eval"
+      check_budget(epsilon, delta, insisted=insisted, flag=flag)
+      check_delta(delta, cache.n, insisted=insisted)
+      self.budget = epsilon, delta
+    self._rows.read()
+
+  def bills(self) -> list[Bill]:
+    """What the counts cost, of all heads together."""
+    if self.budget is None:
+      return []
+    info = self.cast.cache.info
+    charge = Charge(
+      f"accuracies at epsilon {printable(self.budget[0])}",
+      Fraction(mu_squared(*self.budget)) if self.source.is_private else None,
+      info.unit,
+      self.budget[1],
+    )
+    keys = self.cast.keys
+    return [Bill(dataset=info.dataset, charges=(charge,), keys=keys)]
+
+  def scores(self, heads: Sequence[LinearHead]) -> Scores:
+    """Scores them; noisy counts are to be charged before.
+
+    Formal guarantees: all counts are (ε, δ)-DP; see `private_accuracies`.
+    """
+    info, part = self.cast.cache.info, self.cast.cache.part
+    said: dict[str, Any] = {"labels": self.cast.role, "dataset": info.dataset}
+    said |= {"split": info.split, "rows": str(part)}
+    if self.budget is None:
+      found = evaluate_heads(heads, self.cast.cache.blocks())
+      n, counts = found[0].num_examples, found[0].class_rows
+      return found, said | {"num_examples": n, "class_rows": counts}
+    buys = mu_squared(*self.budget)
+    sums, counted = PrivateSums(self.source, buys), not part.is_whole
+    found = private_accuracies(sums, self._rows, heads, buys, counted)
+    n, sigma = found[0].num_examples, sums.releases[-1].noise_multiplier
+    return found, said | {
+      "num_examples": n,
+      "privacy_unit": info.unit,
+      "private": self.source.is_private,
+      "epsilon": self.budget[0],
+      "delta": self.budget[1],
+      "noise_source": self.source.description,
+      "accuracy_sd": float(sigma) * math.sqrt(len(heads)) / n,
+    }
 
 
-def _of(cache: FeatureCache) -> dict[str, Any]:
-  info, part = cache.info, str(cache.part)
-  return {"dataset": info.dataset, "split": info.split, "rows": part}
-
-
-def score_head(asked: "Flags") -> tuple[Scores, Sequence[str]]:
+def score_head(asked: "evaluate.Flags") -> tuple[Scores, Sequence[str]]:
   """What `evaluate` asks for, and the names of the classes.
 
   Formal guarantees: labels that are private, by --private-eval or because the
@@ -122,36 +134,27 @@ def score_head(asked: "Flags") -> tuple[Scores, Sequence[str]]:
       private, and no --private-eval; or the charge would break the cap.
   """
   no_core_dumps()
-  head, private_eval, delta = asked.head, asked.private_eval, asked.delta
-  saved, test = read_head(head), open_cache(asked.cache, Part.parse(asked.rows))
-  book, source = Ledger(asked.ledger), NoiseSource(asked.noise_seed)
-  cast = Cast(test, "private" if private_eval else "public", "--cache")
-  kind = saved.stated["backbone_fingerprint"], saved.stated["class_names"]
-  check_same_kind(head, kind, cast)
-  data = rows_of(data_of(test), each=True)
-  data.read()
-  if private_eval is None:
-    if delta is not None or asked.noise_seed is not None:
+  saved, book = read_head(asked.head), Ledger(asked.ledger)
+  cache = open_cache(asked.cache, Part.parse(asked.rows))
+  test = EvalRows(cache, "--cache", asked)
+  stated, heads = saved.receipt["stated"], [saved.trained.head]
+  kind = stated["backbone_fingerprint"], stated["class_names"]
+  check_same_kind(asked.head, kind, test.cast)
+  if test.budget is None:
+    if asked.delta is not None or asked.noise_seed is not None:
       raise InputError("--delta and --noise-seed are for --private-eval only.")
-    notes = check_roles([cast], book, allow_duplicates=asked.allow_duplicates)
-    if saved.stated["weights_sha256"] not in book.heads():
+    insisted = asked.allow_duplicates
+    notes = check_roles([test.cast], book, allow_duplicates=insisted)
+    if stated["weights_sha256"] not in book.heads():
       notes.append(
         f"note: {book.path} does not know this head, so whether it was trained"
-        f" on rows of {test.name} was not checked"
+        f" on rows of {cache.name} was not checked"
       )
     print(*notes, sep="\n", end="\n" * bool(notes), file=sys.stderr)
-    return public_scores([saved.head], test), test.info.class_names
-  if delta is None:
-    raise InputError("--private-eval needs --delta, too.")
-  insisted, flag = asked.weak_privacy, "--private-eval"
-  check_budget(private_eval, delta, insisted=insisted, flag=flag)
-  check_delta(delta, test.n, insisted=asked.weak_privacy)
-  bill = bill_of_scores(cast, private_eval, delta, source)
-  book.check(bill)
-  what = {"head": saved.stated["weights_sha256"], "rows": test.private_digest}
-  what |= {"budget": [private_eval, delta], "noise_seed": asked.noise_seed}
-  ids = book.charge([bill], head.resolve() / "evaluation", what)
-  budget = private_eval, delta, source
-  scores = private_scores([saved.head], test, data, *budget)
+    return test.scores(heads), cache.info.class_names
+  what = {"head": stated["weights_sha256"], "rows": cache.private_digest}
+  what |= {"budget": [*test.budget], "noise_seed": asked.noise_seed}
+  ids = book.charge(test.bills(), asked.head.resolve() / "evaluation", what)
+  scores = test.scores(heads)
   book.deliver(ids, {})  # before anybody sees it: it is shown once
-  return scores, test.info.class_names
+  return scores, cache.info.class_names

@@ -63,15 +63,26 @@ class TestGoingOn:
     assert "trained on other rows than" in line
 
 
+def stop(*_):
+  raise KeyboardInterrupt
+
+
 class TestStopped:
+  def test_a_cap_that_a_stopped_run_used_up_does_not_stop_it(
+    self, capsys, place, train_cache, monkeypatch
+  ):
+    cap = f"budget --cache {train_cache.path} --max-epsilon 2 --max-delta 1e-5"
+    succeeds(capsys, *cap.split())
+    words = place("TRAIN --head lamb --epsilon 2 --out h")
+    with monkeypatch.context() as patch:
+      patch.setattr("oneshot_dp.pipeline.runs.run.write_head", stop)
+      fails(capsys, *words, status=130)
+    succeeds(capsys, *words)
+
   def test_the_same_command_goes_on_without_a_new_charge(
     self, capsys, place, ledger, monkeypatch
   ):
     words = place("SWEEP --epsilons 1 8 --head lamb --out s")
-
-    def stop(folder):
-      raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
       patch.setattr("oneshot_dp.pipeline.report.page.write_report", stop)
       line = fails(capsys, *words, status=130)

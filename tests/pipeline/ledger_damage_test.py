@@ -44,7 +44,6 @@ def uses(path):
   new = bill("wolves", {"image": np.array([50], np.uint64)})
   return {
     "charge": lambda: ledger.charge([new], Path("/new"), {}),
-    "check": lambda: ledger.check(new),
     "shared": lambda: ledger.shared(OTHERS),
     "heads": ledger.heads,
     "entries": lambda: ledger.entries("cats"),
@@ -99,7 +98,7 @@ def test_edited_keys_stop_who_asks_for_rows(path, value):
   with sqlite3.connect(path) as db:
     db.execute(f"UPDATE entry SET keys = {value} WHERE keys IS NOT NULL")
   db.close()
-  for name in "charge", "check", "shared":
+  for name in "charge", "shared":
     with pytest.raises(InputError, match=r"is damaged .keys of entry"):
       uses(path)[name]()
 

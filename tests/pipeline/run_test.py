@@ -31,7 +31,8 @@ class TestTrain:
     assert spent(ledger.entries("clusters")) == mu2_of(8.0)
     assert verify_head(Path("h"), ledger).vouched
     assert out.startswith(f"h: {head} at epsilon = 8, delta = 1e-05, noise")
-    plan, *_ = err.splitlines()
+    first, plan = err.splitlines()
+    assert first.startswith("the first charge of 'clusters' in ")
     assert plan.startswith(
       f"{head} at epsilon 8, delta 1e-05, from 180 rows of {DIM}"
       " numbers in 4 classes: 'clusters' pays epsilon 8 in all, by "
