@@ -83,7 +83,9 @@ def walk(
     if entry.is_dir():
       yield from walk(entry.path, inner, (*inside, here))
     elif entry.is_file():
-      yield inner, (entry.stat().st_size, str(entry.stat().st_mtime_ns))
+      with contextlib.suppress(FileNotFoundError):  # it has just gone
+        status = entry.stat()
+        yield inner, (status.st_size, str(status.st_mtime_ns))
     else:
       yield inner, (-1, "")
 

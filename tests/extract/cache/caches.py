@@ -1,7 +1,11 @@
 """Small caches for the tests of the feature cache."""
 
+import functools
 import hashlib
+import itertools
+import os
 import pathlib
+import signal
 from typing import Any
 
 import numpy as np
@@ -15,7 +19,7 @@ from oneshot_dp.extract.cache.shard_file import (
   kept_shard,
   put_shard,
 )
-from oneshot_dp.extract.cache.write import begin, finish
+from oneshot_dp.extract.cache.write import begin, finish, write_cache
 
 
 def make_info(n: Any = 20, d: Any = 3, **changes: Any) -> CacheInfo:
@@ -60,6 +64,11 @@ def imported(rows: Rows) -> Rows:
   return {n: a for n, a in rows.items() if n != "image_key"}
 
 
+def import_rows(out: pathlib.Path, info: CacheInfo, **changes) -> FeatureCache:
+  """An import of all rows, some columns of which are changed."""
+  return write_cache(out, info, [imported(make_rows(info)) | changes])
+
+
 def run_job(
   out: str | pathlib.Path, info: CacheInfo, listing: str = "", seed: int = 0
 ) -> FeatureCache:
@@ -77,6 +86,20 @@ def put(out: str, job: CacheJob, index: int, seed: int = 0):
   indices = job.info.shard_range(index)
   rows = checked(part(make_rows(job.info, seed), indices), job.info, "rows")
   return put_shard(out, job, *encode_shard(rows, job, index))
+
+
+def run_until(out: str, last: int) -> None:
+  """A job that is killed at one of its steps that change the disk."""
+  steps = itertools.count()
+
+  def step(call, *args, **more):
+    if next(steps) == last:
+      os.kill(os.getpid(), signal.SIGKILL)
+    return call(*args, **more)
+
+  for name in ("link", "fsync", "unlink", "open"):
+    setattr(os, name, functools.partial(step, getattr(os, name)))
+  run_job(out, make_info(), "listing")
 
 
 def columns(cache: FeatureCache) -> Rows:

@@ -2,8 +2,9 @@
 
 import concurrent.futures
 import dataclasses
-import subprocess
-import sys
+import multiprocessing
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from tests.extract.cache.caches import (
   part,
   put,
   run_job,
+  run_until,
 )
 from tests.extract.refusals import refused
 
@@ -60,17 +62,15 @@ def test_another_job_is_refused(tmp_path, finished, changes, listing, said):
     assert digest(out) == before
 
 
-def test_other_files_are_left_alone(tmp_path):
-  (tmp_path / "photo.png").write_text("mine")
+def test_other_files_and_missing_shards_are_noticed(tmp_path):
+  out, photo = str(tmp_path), tmp_path / "photo.png"
+  photo.write_text("mine")
   with refused(r"holds other files, as .*photo\.png"):
-    begin(str(tmp_path), JOB)
-  (tmp_path / "photo.png").rename(tmp_path / JOB_FILE)
+    begin(out, JOB)
+  job = photo.rename(tmp_path / JOB_FILE)
   with refused("is damaged"):
-    begin(str(tmp_path), JOB)
-
-
-def test_a_shard_that_went_missing_is_noticed(tmp_path):
-  out = str(tmp_path)
+    begin(out, JOB)
+  job.unlink()
   begin(out, JOB)
   shards = [put(out, JOB, i) for i in range(5)]
   path = tmp_path / shards[3].file
@@ -82,23 +82,28 @@ def test_a_shard_that_went_missing_is_noticed(tmp_path):
 
 
 def test_two_jobs_at_once_share_the_work(tmp_path):
-  out, made = str(tmp_path / "cache"), []
+  out = str(tmp_path / "cache")
   assert begin(out, JOB)
   assert begin(out, JOB)
 
   def work(_):
-    shards = []
-    for i in range(5):
-      there = storage.read(storage.store_at(out), INFO.shard_name(i)) is None
-      made.append(there)
-      shards.append(put(out, JOB, i))
-    return finish(out, JOB, shards)
+    return finish(out, JOB, [put(out, JOB, i) for i in range(5)])
 
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
     caches = list(pool.map(work, range(4)))
   assert len({cache.private_digest for cache in caches}) == 1
   run_job(tmp_path / "whole", INFO, "listing")
   assert digest(out) == digest(tmp_path / "whole")
+
+
+def test_a_file_that_goes_while_it_is_listed(tmp_path, monkeypatch):
+  """As `job.json` does, when the other of two jobs has finished."""
+  for name in ("a", "b"):
+    (tmp_path / name).touch()
+  entries = list(os.scandir(tmp_path))
+  monkeypatch.setattr(os, "scandir", lambda _: entries)
+  (tmp_path / "a").unlink()
+  assert storage.listed(storage.store_at(tmp_path)).keys() == {"b"}
 
 
 def test_two_jobs_cannot_both_begin(tmp_path):
@@ -116,52 +121,23 @@ def test_two_jobs_cannot_both_begin(tmp_path):
   assert sum(job.digest.encode() in there for job in jobs) == 1
 
 
-# Kills a job before or after a step that changes the disk, in a process of its
-# own, then runs it again.
-_KILLS = """
-import itertools, os, signal, sys
-from oneshot_dp.extract import files
-from tests.extract.cache.caches import *
-info = make_info(16)
-
-def run(out, last):
-  calls = itertools.count()
-  for name in ("link", "fsync", "unlink", "open"):
-    def step(*args, call=getattr(os, name), **more):
-      at = next(calls)
-      if at == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-      return call(*args, **more)
-    setattr(os, name, step)
-  run_job(out, info, "listing")
-  return next(calls)
-
-run_job(sys.argv[1] + "/warm", info, "listing")
-killed = 0
-for last in range(0, 10_000, 2):
-  out = f"{sys.argv[1]}/{last}"
-  pid = os.fork()
-  if not pid:
-    run(out, last)
-    os._exit(0)
-  _, status = os.waitpid(pid, 0)
-  if not os.WIFSIGNALED(status):
-    break
-  killed += 1
-  run_job(out, info, "listing")
-print(killed)
-"""
-
-
 @pytest.mark.slow
 def test_killed_anywhere_and_run_again_gives_the_same_bytes(tmp_path):
-  words = [sys.executable, "-c", _KILLS, str(tmp_path)]
-  told = subprocess.run(words, capture_output=True, text=True, check=True)
-  assert int(told.stdout) > 20
-  run_job(tmp_path / "here", make_info(16), "listing")
-  whole = digest(tmp_path / "here")
-  for out in tmp_path.iterdir():
-    assert digest(out) == whole, out.name
+  forks = multiprocessing.get_context("forkserver")
+  forks.set_forkserver_preload(
+    [run_until.__module__, "tensorflow_datasets.core.dataset_info"]
+  )
+  for last in range(0, 10_000, 2):
+    out = str(tmp_path / str(last))
+    process = forks.Process(target=run_until, args=(out, last))
+    process.start()
+    process.join()
+    if process.exitcode == 0:
+      break
+    assert process.exitcode == -signal.SIGKILL
+    run_job(out, make_info(), "listing")
+  assert last > 40
+  assert len({str(digest(out)) for out in tmp_path.iterdir()}) == 1
 
 
 def test_an_import_that_is_refused_leaves_what_is_anothers(tmp_path):
