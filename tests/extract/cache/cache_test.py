@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import pathlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from oneshot_dp.extract.cache.write import begin, finish, write_cache
 from tests.extract.cache.caches import (
   columns,
   digest,
+  import_rows,
   imported,
   make_info,
   make_rows,
@@ -38,23 +38,16 @@ from tests.extract.refusals import refused
 )
 def test_what_is_written_is_read(tmp_path, dtype, unit):
   backbone = {"name": "x", "preprocess": {"mean": (0.5, 0.5, 0.5)}}
-  info = make_info(
-    *(600, 20),
-    embedding_dtype=dtype,
-    unit=unit,
-    shard_rows=300,
-    backbone=backbone,
-    views={"count": 2},
-  )
+  changes = {"backbone": backbone, "views": {"count": 2}, "shard_rows": 300}
+  info = make_info(600, 20, embedding_dtype=dtype, unit=unit, **changes)
   rows = make_rows(info)
   cache = run_job(tmp_path / "cache", info)
   found = columns(cache)
   assert set(found) == set(info.columns())
   stored = rows["embedding"].astype(info.columns()["embedding"][0])
-  np.testing.assert_array_equal(found["embedding"], stored)
-  np.testing.assert_array_equal(found["embedding_norm"], stored_norm(stored))
-  for name in rows.keys() - {"embedding"}:
-    np.testing.assert_array_equal(found[name], rows[name])
+  rows |= {"embedding": stored, "embedding_norm": stored_norm(stored)}
+  for name, column in rows.items():
+    np.testing.assert_array_equal(found[name], column)
   assert [len(b["label"]) for b in cache.blocks([1])] == [256, 44]
   assert (cache.n, cache.num_rows, cache.info.num_shards) == (600, 600, 2)
   assert check_cache(tmp_path / "cache") == []
@@ -63,11 +56,10 @@ def test_what_is_written_is_read(tmp_path, dtype, unit):
   data = json.loads((tmp_path / "cache" / INFO_FILE).read_text())
   assert data.keys() - {"shards", "fingerprint"} == info.public().keys()
   said = describe(cache)
-  assert (said["examples"], said["data set"]) == (
-    *("600 of 600", "pets, split train"),
-  )
-  found = (tmp_path / "cache").iterdir()
-  assert {p.stat().st_mode & 0o777 for p in found} == {0o600}
+  assert said["examples"] == "600 of 600"
+  assert said["data set"] == "pets, split train"
+  files = (tmp_path / "cache").iterdir()
+  assert {p.stat().st_mode & 0o777 for p in files} == {0o600}
   assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
 
 
@@ -75,20 +67,19 @@ def test_what_is_written_is_read(tmp_path, dtype, unit):
 def test_an_import_is_bounded_by_no_block(tmp_path, n, d):
   info = make_info(n, d)
   rows = imported(make_rows(info))
-  one = write_cache(tmp_path / "one", info, [rows])
+  one = import_rows(tmp_path / "one", info)
   pieces = [part(rows, range(i, i + 7)) for i in range(0, n, 7)]
   write_cache(tmp_path / "other", info, pieces)
-  assert digest(tmp_path / "one") == digest(tmp_path / "other")
+  before = digest(tmp_path / "one")
+  assert before == digest(tmp_path / "other")
   assert one.info.keys == "embedding"
   stored = rows["embedding"].astype(np.float16)
   np.testing.assert_array_equal(columns(one)["embedding"], stored)
   assert check_cache(tmp_path / "one") == []
   # Again: the same one. Other rows are not taken for them.
-  before = digest(tmp_path / "one")
-  assert write_cache(tmp_path / "one", info, [rows]) == one
-  other = rows | {"label": (rows["label"] + 1) % 4}
+  assert import_rows(tmp_path / "one", info) == one
   with refused("holds other rows than these"):
-    write_cache(tmp_path / "one", info, [other])
+    import_rows(tmp_path / "one", info, label=(rows["label"] + 1) % 4)
   assert digest(tmp_path / "one") == before
 
 
@@ -109,9 +100,8 @@ def test_an_import_is_bounded_by_no_block(tmp_path, n, d):
   ],
 )
 def test_rows_that_cannot_be_leave_nothing_behind(tmp_path, changes, said):
-  rows = imported(make_rows(make_info(50, 9))) | changes
   with refused(said) as caught:
-    write_cache(tmp_path / "cache", make_info(50, 9), [rows])
+    import_rows(tmp_path / "cache", make_info(50, 9), **changes)
   assert not (tmp_path / "cache").exists()
   assert "1000000" not in str(caught.value)
 
@@ -119,11 +109,10 @@ def test_rows_that_cannot_be_leave_nothing_behind(tmp_path, changes, said):
 def test_an_iterator_that_fails_or_ends_leaves_nothing_behind(tmp_path):
   info = make_info(50, 9)
   some = part(imported(make_rows(info)), range(20))
-  wrong: list[tuple[Any, type[Exception], str | None]] = [
-    ((each() for each in (some.copy, {}.popitem)), KeyError, None),
+  for pieces, kind, said in (
+    ((each() for each in (some.copy, {}.popitem)), KeyError, "empty"),
     ([some], ValueError, "20 rows came, and source_num_examples is 50"),
-  ]
-  for pieces, kind, said in wrong:
+  ):
     with pytest.raises(kind, match=said):
       write_cache(tmp_path / "cache", info, pieces)
     assert not (tmp_path / "cache").exists()
@@ -131,7 +120,7 @@ def test_an_iterator_that_fails_or_ends_leaves_nothing_behind(tmp_path):
 
 def test_zero_rows_in_a_shard_and_in_all(tmp_path):
   """All images of a shard were skipped; and all images of a source."""
-  info, out, empty = make_info(16), str(tmp_path / "a"), str(tmp_path / "b")
+  info, out = make_info(16), str(tmp_path / "a")
   job = CacheJob(info=info)
   rows = checked(part(make_rows(info), range(3)), info, "rows")
   none = part(rows, range(0))
@@ -146,153 +135,155 @@ def test_zero_rows_in_a_shard_and_in_all(tmp_path):
   assert [len(b["label"]) for b in cache.blocks()] == [3]
   assert check_cache(out) == []
   with refused("every example was skipped"):
-    put_all(empty, none, none)
+    put_all(str(tmp_path / "b"), none, none)
 
 
-class TestInfo:
-  def test_what_is_published_is_no_function_of_rows(self, tmp_path):
-    one = run_job(tmp_path / "one", make_info()).info
-    other = run_job(tmp_path / "other", make_info(), seed=1).info
-    assert one.shards != other.shards
-    assert one.public() == other.public() == make_info().public()
-    assert one.fingerprint == other.fingerprint == make_info().fingerprint
-    caches = [open_cache(tmp_path / name) for name in ("one", "other")]
-    assert len({cache.private_digest for cache in caches}) == 2
+def test_what_is_published_is_no_function_of_rows(tmp_path):
+  info = make_info()
+  one, other = (run_job(tmp_path / str(i), info, seed=i) for i in (0, 1))
+  assert one.info.shards != other.info.shards
+  assert one.info.public() == other.info.public() == info.public()
+  assert one.info.fingerprint == other.info.fingerprint == info.fingerprint
+  assert one.private_digest != other.private_digest
 
-  def test_fingerprints(self):
-    """One is of all that is public, one of what a head must fit."""
-    info = make_info()
-    for field in ("dataset", "split", "unit", "class_names"):
-      other = {"class_names": ("a", "b", "c", "d")}.get(field, "user")
-      assert make_info(**{field: other}).fingerprint != info.fingerprint
-    for same, changes in (
-      (True, {"views": {"count": 2}, "embedding_dtype": "float32"}),
-      (False, {"d": 4}),
-      (False, {"backbone": {"name": "vit_s16"}}),
-    ):
-      of = make_info(**changes).backbone_fingerprint
-      assert (of == info.backbone_fingerprint) == same
 
-  @pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-      ({"n": 0}, "source_num_examples=0"),
-      ({"d": -1}, "feature_dim=-1"),
-      ({"shard_rows": 10**6}, "shard_rows=1000000: 65536 at most"),
-      ({"class_names": ()}, "class_names is empty"),
-      ({"class_names": ("a", "b\n")}, "control characters"),
-      ({"dataset": " "}, "must be a name"),
-      ({"unit": "x\x1b[1m"}, "unit name"),
-      ({"backbone": {}}, "backbone=None"),
-    ],
+def test_fingerprints():
+  """One is of all that is public, one of what a head must fit."""
+  info = make_info()
+  for field in ("dataset", "split", "unit", "class_names"):
+    other = {"class_names": ("a", "b", "c", "d")}.get(field, "user")
+    assert make_info(**{field: other}).fingerprint != info.fingerprint
+  for same, changes in (
+    (True, {"views": {"count": 2}, "embedding_dtype": "float32"}),
+    (False, {"d": 4}),
+    (False, {"backbone": {"name": "vit_s16"}}),
+  ):
+    of = make_info(**changes).backbone_fingerprint
+    assert (of == info.backbone_fingerprint) == same
+
+
+@pytest.mark.parametrize(
+  ("changes", "said"),
+  [
+    ({"n": 0}, "source_num_examples=0"),
+    ({"d": -1}, "feature_dim=-1"),
+    ({"shard_rows": 10**6}, "shard_rows=1000000: 65536 at most"),
+    ({"class_names": ()}, "class_names is empty"),
+    ({"class_names": ("a", "b\n")}, "control characters"),
+    ({"dataset": " "}, "must be a name"),
+    ({"unit": "x\x1b[1m"}, "unit name"),
+    ({"backbone": {}}, "backbone=None"),
+  ],
+)
+def test_what_makes_no_cache(changes, said):
+  with refused(said):
+    make_info(**changes)
+
+
+@pytest.mark.parametrize(
+  ("old", "new", "said"),
+  [
+    ('"split": "train"', '"split": "test"', "do not fit"),
+    ('"shard_rows": 8', '"shard_rows": 4', "do not fit"),
+    ('"format_version": 3', '"format_version": 2', "format 2, not 3"),
+    ('"dataset": "pets"', '"dataset": 7', "is damaged"),
+    ("{", "[" * 10**6, "is damaged"),
+    ("pets-train.array_record-00001", "../../x", "do not fit"),
+  ],
+)
+def test_an_edited_file_is_refused(tmp_path, old, new, said):
+  run_job(tmp_path, make_info())
+  text = (tmp_path / INFO_FILE).read_text()
+  (tmp_path / INFO_FILE).write_text(text.replace(old, new, 1))
+  with refused(f"{INFO_FILE}.*{said}"):
+    open_cache(tmp_path)
+
+
+@pytest.mark.parametrize("unit", ["example", "patient"])
+def test_every_row_is_in_one_part(tmp_path, unit):
+  whole = columns(run_job(tmp_path, make_info(500, unit=unit, shard_rows=64)))
+  parts = [open_cache(tmp_path, Part(a, a + 20)) for a in range(0, 100, 20)]
+  found = [columns(cache) for cache in parts]
+  ids = np.concatenate([f["example_id"] for f in found])
+  assert sorted(ids) == sorted(whole["example_id"])
+  assert [cache.n for cache in parts] == [100] * 5  # public: the mean
+  assert [p.num_rows for p in parts] == [len(f["label"]) for f in found]
+  assert len({cache.private_digest for cache in parts}) == 5
+  assert parts[0].name == f"{tmp_path}[:20%]"
+  if unit == "patient":
+    units = [set(f["unit_id"].tolist()) for f in found]
+    assert sum(map(len, units)) == len(set.union(*units))
+
+
+def test_a_row_s_part_is_a_function_of_its_image_alone(tmp_path):
+  """One image more or less moves no other; a copy goes where it is."""
+  run_job(tmp_path / "one", make_info(300))
+  run_job(tmp_path / "fewer", make_info(280, shard_rows=64))
+  one, fewer = (
+    columns(open_cache(tmp_path / name, Part(0, 50)))["image_key"].tolist()
+    for name in ("one", "fewer")
   )
-  def test_what_makes_no_cache(self, changes, said):
+  known = make_rows(make_info(300))["image_key"][:280].tolist()
+  assert [key for key in one if key in known] == fewer
+
+
+@pytest.fixture
+def cache(tmp_path):
+  return run_job(tmp_path / "cache", make_info(40))
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "longer", "empty", "swap"])
+def test_a_damaged_shard_is_named_before_its_rows_come(cache, how):
+  _, other, path, *_ = sorted(pathlib.Path(cache.path).glob("*record-*"))
+  data = path.read_bytes()
+  at = len(data) // 2
+  damaged = {
+    "flip": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
+    "cut": data[:at],
+    "longer": data + b"x",
+    "empty": b"",
+    "swap": other.read_bytes(),
+  }[how]
+  path.write_bytes(damaged)
+  seen = []
+  with refused(f"{path.name} is damaged"):
+    seen.extend(len(rows["label"]) for rows in cache.blocks())
+  assert sum(seen) == 16
+  assert any(path.name in p for p in check_cache(cache.path))
+  rng = np.random.default_rng(0)
+  for at in rng.integers(0, len(data), 40 if how == "flip" else 0):
+    flipped = bytearray(data)
+    flipped[at] ^= 1 << rng.integers(8)
+    path.write_bytes(flipped)
+    with refused("is damaged"):
+      list(cache.blocks([2]))
+
+
+@pytest.mark.parametrize("what", ["metadata", "shard"])
+def test_what_is_no_file_is_refused_at_once(cache, what):
+  names = {"metadata": INFO_FILE, "shard": cache.info.shards[2].file}
+  path = pathlib.Path(cache.path, names[what])
+  for make in (
+    lambda: None,
+    lambda: os.mkfifo(path),
+    lambda: path.touch() or os.truncate(path, 1 << 42),
+    lambda: path.symlink_to("/dev/zero"),
+  ):
+    path.unlink(missing_ok=True)
+    make()
+    with refused(path.name):
+      list(open_cache(cache.path).blocks())
+    if what == "shard":
+      assert any(path.name in p for p in check_cache(cache.path))
+
+
+def test_no_cache(tmp_path):
+  begin(str(tmp_path / "begun"), CacheJob(info=make_info()))
+  for path, said in (
+    (tmp_path / "none", "no such directory, or empty"),
+    (tmp_path / "begun", "is no finished cache"),
+    ("a\0b", "is no path"),
+  ):
     with refused(said):
-      make_info(**changes)
-
-  @pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-      ('"split": "train"', '"split": "test"', "do not fit"),
-      ('"shard_rows": 8', '"shard_rows": 4', "do not fit"),
-      ('"format_version": 3', '"format_version": 2', "format 2, not 3"),
-      ('"dataset": "pets"', '"dataset": 7', "is damaged"),
-      ("{", "[" * 10**6, "is damaged"),
-      ("pets-train.array_record-00001", "../../x", "do not fit"),
-    ],
-  )
-  def test_an_edited_file_is_refused(self, tmp_path, old, new, said):
-    run_job(tmp_path, make_info())
-    text = (tmp_path / INFO_FILE).read_text()
-    (tmp_path / INFO_FILE).write_text(text.replace(old, new, 1))
-    with refused(said) as caught:
-      open_cache(tmp_path)
-    assert INFO_FILE in str(caught.value)
-
-
-class TestParts:
-  @pytest.mark.parametrize("unit", ["example", "patient"])
-  def test_every_row_is_in_one_part(self, tmp_path, unit):
-    info = make_info(500, unit=unit, shard_rows=64)
-    whole = columns(run_job(tmp_path, info))
-    parts = [open_cache(tmp_path, Part(a, a + 20)) for a in range(0, 100, 20)]
-    found = [columns(cache) for cache in parts]
-    ids = np.concatenate([f["example_id"] for f in found])
-    assert sorted(ids) == sorted(whole["example_id"])
-    assert [cache.n for cache in parts] == [100] * 5  # public: the mean
-    assert [p.num_rows for p in parts] == [len(f["label"]) for f in found]
-    assert len({cache.private_digest for cache in parts}) == 5
-    assert parts[0].name == f"{tmp_path}[:20%]"
-    if unit == "patient":
-      units = [set(f["unit_id"].tolist()) for f in found]
-      assert sum(map(len, units)) == len(set.union(*units))
-
-  def test_a_row_s_part_is_a_function_of_its_image_alone(self, tmp_path):
-    """One image more or less moves no other; a copy goes where it is."""
-    run_job(tmp_path / "one", make_info(300))
-    run_job(tmp_path / "fewer", make_info(280, shard_rows=64))
-    one, fewer = (
-      columns(open_cache(tmp_path / name, Part(0, 50)))["image_key"].tolist()
-      for name in ("one", "fewer")
-    )
-    known = make_rows(make_info(300))["image_key"][:280].tolist()
-    assert [key for key in one if key in known] == fewer
-
-
-class TestDamage:
-  @pytest.fixture
-  def cache(self, tmp_path):
-    return run_job(tmp_path / "cache", make_info(40))
-
-  @pytest.mark.parametrize("how", ["flip", "cut", "longer", "empty", "swap"])
-  def test_a_damaged_shard_is_named_before_its_rows_come(self, cache, how):
-    _, other, path, *_ = sorted(pathlib.Path(cache.path).glob("*record-*"))
-    data = path.read_bytes()
-    at = len(data) // 2
-    damaged = {
-      "flip": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
-      "cut": data[:at],
-      "longer": data + b"x",
-      "empty": b"",
-      "swap": other.read_bytes(),
-    }[how]
-    path.write_bytes(damaged)
-    seen = []
-    with refused(f"{path.name} is damaged"):
-      seen.extend(len(rows["label"]) for rows in cache.blocks())
-    assert sum(seen) == 16
-    assert any(path.name in p for p in check_cache(cache.path))
-    rng = np.random.default_rng(0)
-    for at in rng.integers(0, len(data), 40 if how == "flip" else 0):
-      flipped = bytearray(data)
-      flipped[at] ^= 1 << rng.integers(8)
-      path.write_bytes(flipped)
-      with refused("is damaged"):
-        list(cache.blocks([2]))
-
-  @pytest.mark.parametrize("what", ["metadata", "shard"])
-  def test_what_is_no_file_is_refused_at_once(self, cache, what):
-    names = {"metadata": INFO_FILE, "shard": cache.info.shards[2].file}
-    path = pathlib.Path(cache.path, names[what])
-    for make in (
-      lambda: None,
-      lambda: os.mkfifo(path),
-      lambda: path.touch() or os.truncate(path, 1 << 42),
-      lambda: path.symlink_to("/dev/zero"),
-    ):
-      path.unlink(missing_ok=True)
-      make()
-      with refused(path.name):
-        list(open_cache(cache.path).blocks())
-      if what == "shard":
-        assert any(path.name in p for p in check_cache(cache.path))
-
-  def test_no_cache(self, tmp_path):
-    with refused("no such directory, or empty"):
-      open_cache(tmp_path / "none")
-    assert not (tmp_path / "none").exists()
-    begin(str(tmp_path / "begun"), CacheJob(info=make_info()))
-    with refused("is no finished cache"):
-      open_cache(tmp_path / "begun")
-    with refused("is no path"):
-      open_cache("a\0b")
+      open_cache(path)
+  assert not (tmp_path / "none").exists()
