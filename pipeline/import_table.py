@@ -120,29 +120,22 @@ def _columns(
   present = table.shapes
   is_of_many = f"{split}_embedding" in present and "embedding" not in present
   prefix = f"{split}_" if is_of_many else ""
-
-  def find(names: Sequence[str]) -> str | None:
-    return next((prefix + n for n in names if prefix + n in present), None)
-
-  they_are = ", ".join(map(ascii, present)) or "none"
-  names = {}
-  for name in "embedding", "label":
-    if (found := find((name, f"{name}s"))) is None:
-      raise InputError(
-        f"{table.place} has no column {name} (or {split}_{name}): it has"
-        f" {they_are}."
-      )
-    names[name] = found
-  if example_id := find(["example_id"]):
-    names["example_id"] = example_id
+  they_are, names = ", ".join(map(ascii, present)) or "none", {}
+  wanted = {name: (name, f"{name}s") for name in ("embedding", "label")}
+  wanted |= {"example_id": ("example_id",)}
   if unit_name is not None:
-    if not (unit := find((unit_name, "unit_id"))):
-      raise InputError(
-        f"{table.place} has no column {prefix}{unit_name} or {prefix}unit_id to"
-        f" say whose each row is: it has {they_are}; name one with"
-        " --unit-name, or leave it out."
-      )
-    names["unit_id"] = unit
+    wanted["unit_id"] = unit_name, "unit_id"
+  for name, alike in wanted.items():
+    if found := [prefix + each for each in alike if prefix + each in present]:
+      names[name] = found[0]
+    elif name != "example_id":
+      said = f"{name} (or {split}_{name}): it has {they_are}"
+      if name == "unit_id":
+        said = " or ".join(prefix + each for each in alike)
+        said += f" to say whose each row is: it has {they_are}; name one with"
+        said += " --unit-name, or leave it out"
+      raise InputError(f"{table.place} has no column {said}.")
+  if unit_name is not None:
     return names
   if "unit_id" in (*present, *(n.removeprefix(f"{split}_") for n in present)):
     raise InputError(

@@ -1,8 +1,6 @@
 """npz and Parquet files of embeddings, read in blocks; a public start."""
 
-import contextlib
 import hashlib
-import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError, one_line
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PublicStart
 from oneshot_dp.extract.cache.format import CacheInfo
-from oneshot_dp.extract.files import open_regular, read_regular
+from oneshot_dp.extract.files import read_regular
+from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.listed_files import File, opened
 
 _BLOCK_BYTES = 1 << 24
+_NPZ, _PARQUET = "npz (write it again)", "Parquet file (write it again)"
 
 
 def open_vectors(path: Path) -> "Npz | Parquet":
@@ -25,22 +26,22 @@ def open_vectors(path: Path) -> "Npz | Parquet":
   of whole columns, 0 where it is not known yet; and `class_names`, or None.
   Python objects are never unpickled.
 
-  InputError, of all methods: it is none of these, is damaged, or holds another
-  thing.
+  InputError, of all methods: it is none of these, is damaged, holds another
+  thing, or is changed meanwhile.
   """
   if path.is_dir():
-    there = {f"/{p.relative_to(path)}": p for p in path.rglob("*.parquet")}
-    files = [there[n] for n in sorted(there) if not re.search("/[._]", n)]
+    listed = listed_files.files_in(place := str(path))
+    files = [f for f in listed if f.path.endswith(".parquet")]
+    files = [f for f in files if "/_" not in f"/{f.path}"]  # Spark's own
     if not files:
       raise InputError(f"{path} has no .parquet file: name a file to import.")
-    for file in files:  # a pipe or device would be read for ever
-      open_regular(file).close()
-    return Parquet(path, files)
-  open_regular(path).close()
-  if (suffix := path.suffix.lower()) == ".npz":
-    return Npz(path)
+    listed_files.refuse_broken(place, files)
+    return Parquet(place, [listed_files.below(place, f) for f in files])
+  file, suffix = listed_files.file_at(str(path)), path.suffix.lower()
+  if suffix == ".npz":
+    return Npz(file)
   if suffix == ".parquet":
-    return Parquet(path, [path])
+    return Parquet(file.path, [file])
   raise InputError(
     f"{path} is neither .npz nor .parquet: use numpy.savez, for example."
   )
@@ -82,28 +83,28 @@ def column(table: "Npz | Parquet", name: str) -> np.ndarray:
 class Npz:
   """The arrays of an npz."""
 
-  def __init__(self, path: Path):
-    self.place, self._path = str(path), path
-    with _damage(path), zipfile.ZipFile(path) as file:
-      names = [name.removesuffix(".npy") for name in file.namelist()]
-      headers = {name: self._opened(file, name)[1:] for name in names}
+  def __init__(self, file: File):
+    self.place, self._file = file.path, file
+    with opened(file, _NPZ) as content, zipfile.ZipFile(content) as arrays:
+      names = [name.removesuffix(".npy") for name in arrays.namelist()]
+      headers = {name: self._array(arrays, name)[1:] for name in names}
     self.shapes = {n: shape for n, (shape, _, _) in headers.items() if shape}
     self.class_names = None
     if "class_names" in names:
       found = column(self, "class_names")
       if found.dtype.kind != "U" or found.ndim != 1:
-        raise InputError(f"{path}: class_names must be strings [K].")
+        raise InputError(f"{self.place}: class_names must be strings [K].")
       self.class_names = tuple(found.tolist())
 
-  def _opened(self, file: zipfile.ZipFile, name: str) -> tuple[Any, ...]:
+  def _array(self, arrays: zipfile.ZipFile, name: str) -> tuple[Any, ...]:
     """An array's bytes after the header, its shape, order and dtype."""
-    stream, npy = file.open(f"{name}.npy"), np.lib.format
+    stream, npy = arrays.open(f"{name}.npy"), np.lib.format
     major, _ = npy.read_magic(stream)
     return stream, *getattr(npy, f"read_array_header_{major}_0")(stream)
 
   def vectors(self, name: str) -> Iterator[np.ndarray]:
-    with _damage(self._path), zipfile.ZipFile(self._path) as file:
-      stream, (n, *rest), in_columns, dtype = self._opened(file, name)
+    with opened(self._file, _NPZ) as content, zipfile.ZipFile(content) as all_:
+      stream, (n, *rest), in_columns, dtype = self._array(all_, name)
       if in_columns or dtype.hasobject:
         raise InputError(
           f"{self.place}: {name} holds Python objects, or is in Fortran's"
@@ -123,19 +124,21 @@ class Npz:
 class Parquet:
   """Columns of whole numbers, strings, and lists of floats."""
 
-  def __init__(self, path: Path, files: Sequence[Path]):
+  def __init__(self, place: str, files: Sequence[File]):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from oneshot_dp.extract.sources.parquet import class_labels
 
-    self.place, self._files = str(path), files
-    with _damage(path):
-      schemas = [pq.read_schema(file) for file in files]
-      rows = sum(pq.read_metadata(file).num_rows for file in files)
-    self.class_names = class_labels(schemas[0].metadata).get("label") or None
+    self.place, self._files, tables = place, files, []
+    for file in files:
+      with opened(file, _PARQUET) as content:
+        tables.append(pq.ParquetFile(content))
+    schema = tables[0].schema_arrow
+    rows = sum(table.metadata.num_rows for table in tables)
+    self.class_names = class_labels(schema.metadata).get("label") or None
     self.shapes: dict[str, tuple[int, ...]] = {}
-    for each in schemas[0]:
+    for each in schema:
       is_vector = isinstance(each.type, pa.BaseExtensionType)
       is_vector |= pa.types.is_nested(each.type)
       self.shapes[each.name] = (rows, 0) if is_vector else (rows,)
@@ -143,13 +146,14 @@ class Parquet:
   def vectors(self, name: str) -> Iterator[np.ndarray]:
     import pyarrow.parquet as pq
 
-    for path in self._files:
-      with _damage(path), pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(1024, columns=[name]):
-          yield _array(path, name, batch[name])
+    for file in self._files:
+      with opened(file, _PARQUET) as content:
+        table = pq.ParquetFile(content)
+        for batch in table.iter_batches(1024, columns=[name]):
+          yield _array(file.path, name, batch[name])
 
 
-def _array(path: Path, name: str, column: Any) -> np.ndarray:
+def _array(path: str, name: str, column: Any) -> np.ndarray:
   import pyarrow as pa
 
   if isinstance(column.type, pa.BaseExtensionType):
@@ -173,17 +177,3 @@ def _array(path: Path, name: str, column: Any) -> np.ndarray:
   if len({*map(len, rows)}) > 1:
     raise InputError(f"{path}: the vectors of {name} are not of one length.")
   return np.stack(rows)  # a value that is missing is NaN
-
-
-@contextlib.contextmanager
-def _damage(path: Path) -> Iterator[None]:
-  """Says of a file that it is damaged, in a line."""
-  try:
-    yield
-  except InputError:
-    raise
-  except Exception as error:  # whatever libraries make of damaged bytes
-    raise InputError(
-      f"{path} is damaged, or not what its name says"
-      f" ({one_line(error)[:200]}); write it again."
-    ) from error

@@ -124,7 +124,7 @@ AUDIT --cache train --delta 0.1 -> or insist (--weak-privacy).
 AUDIT --cache nowhere -> nowhere: no such directory, or empty; name a cache.
 AUDIT --cache one -> one has one class: give a cache of two or more.
 demo --out gs://bucket/d -> name a folder on a disk.
-import empty.npz --out o -> is damaged, or not what its name says (File is not
+import empty.npz --out o -> is not a readable npz (write it again): File is not
 import start.npz --out o -> has no column embedding (or train_embedding): it has
 import empty --out o -> empty has no .parquet file: name a file to import.
 import fifo.npz --out o -> not a regular file
