@@ -2,15 +2,17 @@
 
 import os
 
+import pytest
+
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract import files, storage
 from tests.extract.refusals import refused
+from tests.extract.sources.made import write
 
 
 def test_what_is_listed(tmp_path):
-  (tmp_path / "a" / "b").mkdir(parents=True)
-  (tmp_path / "a" / "x").write_text("x")
-  (tmp_path / "a" / "b" / "y").write_text("yy")
+  write(tmp_path, "a/x", data=b"x")
+  write(tmp_path, "a/b/y", data=b"yy")
   (tmp_path / "link").symlink_to(tmp_path / "a" / "x")
   (tmp_path / "gone").symlink_to(tmp_path / "none")
   (tmp_path / "a" / "b" / "up").symlink_to(tmp_path / "a")
@@ -19,35 +21,30 @@ def test_what_is_listed(tmp_path):
   listed = storage.listed(storage.store_at(tmp_path))
   found = {name: size for name, (size, _) in listed.items()}
   assert found.pop("twice/up/x") == 1
-  assert found == {
-    "a/b/up": -1,
-    "a/b/y": 2,
-    "a/x": 1,
-    "fifo": -1,
-    "gone": -1,
-    "link": 1,
-    "twice/up/b": -1,
-    "twice/y": 2,
-  }
+  assert found.pop("a/b/y") == found.pop("twice/y") == 2
+  assert found.pop("a/x") == found.pop("link") == 1
+  assert found == dict.fromkeys(("a/b/up", "fifo", "gone", "twice/up/b"), -1)
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path):
   path = tmp_path / "file\x1b[1m"
-  for make, remove in (
-    (lambda: None, lambda: None),
-    (lambda: os.mkfifo(path), path.unlink),
-    (path.mkdir, path.rmdir),
-    (lambda: path.symlink_to("/dev/zero"), path.unlink),
-    (lambda: path.touch() or os.truncate(path, 1 << 42), path.unlink),
+  for make in (
+    lambda: None,
+    lambda: os.mkfifo(path),
+    lambda: path.symlink_to("/dev/zero"),
+    lambda: path.touch() or os.truncate(path, 1 << 42),
+    path.mkdir,
   ):
+    path.unlink(missing_ok=True)
     make()
-    with refused("cannot be read") as caught:
+    with refused("cannot be read"):
       files.read_regular(path)
-    assert "\x1b" not in str(caught.value)
-    remove()
 
 
-def test_written_once(tmp_path):
+@pytest.mark.parametrize("nameless", [True, False])
+def test_written_once(tmp_path, monkeypatch, nameless):
+  if not nameless:  # as on file systems without such files
+    monkeypatch.delattr(os, "O_TMPFILE")
   path = tmp_path / "new" / "file"
   assert files.write_once(path, b"one")
   assert not files.write_once(path, b"two")
@@ -55,13 +52,6 @@ def test_written_once(tmp_path):
   assert path.stat().st_mode & 0o777 == 0o600
   assert path.parent.stat().st_mode & 0o777 == 0o700
   assert [p.name for p in path.parent.iterdir()] == ["file"]
-
-
-def test_a_file_system_without_nameless_files(tmp_path, monkeypatch):
-  monkeypatch.delattr(os, "O_TMPFILE")
-  assert files.write_once(tmp_path / "file", b"one")
-  assert not files.write_once(tmp_path / "file", b"two")
-  assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
@@ -72,9 +62,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
   with refused("cannot be written: No space left", RunError):
     files.write_once(tmp_path / "file", b"one")
   assert list(tmp_path.iterdir()) == []
-
-
-def test_a_directory_that_may_not_be_written(tmp_path):
-  (tmp_path / "file").write_text("x")
+  (tmp_path / "file").write_text("x")  # nor is it a folder
   with refused("cannot be written", RunError):
     storage.put_once(storage.store_at(tmp_path / "file"), "a", b"x")

@@ -3,10 +3,10 @@
 import collections
 import contextlib
 import datetime
+import hashlib
 import os
 import pathlib
 
-import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import RunError
@@ -16,7 +16,7 @@ from oneshot_dp.extract.cache.read import check_cache, open_cache
 from oneshot_dp.extract.cache.shard_file import CacheJob
 from oneshot_dp.extract.cache.write import begin, finish
 from tests.extract.cache import caches
-from tests.extract.cache.caches import columns, digest, make_info, put, run_job
+from tests.extract.cache.caches import digest, make_info, put, run_job
 from tests.extract.object_server import BUCKET, real_server, served
 from tests.extract.refusals import refused
 
@@ -55,12 +55,9 @@ def test_a_store_keeps_what_it_is_given(place):
   assert storage.read(store, "a/b") == b"one"
   content = os.urandom(3 << 20)
   storage.put_once(store, "large", content)
-  assert {n: size for n, (size, _) in storage.listed(store).items()} == {
-    "a/b": 3,
-    "large": 3 << 20,
-  }
+  assert [*(there := storage.listed(store))] == ["a/b", "large"]
   size, version = storage.state(store, "large")
-  assert (size, version) == storage.listed(store)["large"]
+  assert (size, version) == there["large"] == (3 << 20, version)
   assert storage.read_range(store, "large", 5, 7) == (content[5:12], version)
   with storage.local_copy(store, "large") as (path, file):
     assert pathlib.Path(path).read_bytes() == content == file.read()
@@ -78,14 +75,6 @@ def test_a_store_keeps_what_it_is_given(place):
     storage.read(store, "large", 100)
   storage.remove(store, ["a/b", "none", "large"])
   assert storage.listed(store) == {}
-
-
-def copied(url, to):
-  store = storage.store_at(url)
-  to.mkdir()
-  for name in storage.listed(store):
-    (to / name).write_bytes(storage.read(store, name) or b"")
-  return to
 
 
 @pytest.mark.slow
@@ -115,12 +104,12 @@ def test_a_bad_network_makes_the_same_bytes_at_the_first_try(
   # Of these obstore itself does not try again.
   assert {("reset", "PUT"), ("cut", "GET")} <= done
   assert cache.private_digest == local.private_digest
-  np.testing.assert_array_equal(
-    columns(cache)["embedding"], columns(local)["embedding"]
-  )
   assert check_cache(url) == []
-  server.fault = lambda kind: None
-  assert digest(copied(url, tmp_path / "copy")) == digest(tmp_path / "local")
+  store = storage.store_at(url)
+  assert {
+    name: hashlib.sha256(storage.read(store, name) or b"").hexdigest()
+    for name in storage.listed(store)
+  } == digest(tmp_path / "local")
 
 
 @STORES
@@ -141,32 +130,24 @@ def test_calls_of_a_job_and_of_a_reader(place):
 
 
 PERMISSIONS = {
-  "GET": ("s3:GetObject", "storage.objects.get"),
-  "PUT": ("s3:PutObject", "storage.objects.create"),
-  "POST": ("s3:DeleteObject", ""),
-  "DELETE": ("s3:DeleteObject", "storage.objects.delete"),
-  "LIST": ("s3:ListBucket", "storage.objects.list"),
+  ("GET",): ("s3:GetObject", "storage.objects.get"),
+  ("PUT",): ("s3:PutObject", "storage.objects.create"),
+  ("POST", "DELETE"): ("s3:DeleteObject", "storage.objects.delete"),
+  ("LIST",): ("s3:ListBucket", "storage.objects.list"),
 }
 
 
 @STORES
 def test_what_a_store_refuses_is_one_line(place, monkeypatch):
   url, server = place
-  for denied, (s3, gs) in PERMISSIONS.items():
-    if not (said := s3 if url.startswith("s3") else gs):
-      continue
-    calls = {"POST", "DELETE"} if denied == "DELETE" else {denied}
+  for calls, (s3, gs) in PERMISSIONS.items():
+    said = s3 if url.startswith("s3") else gs
     server.fault = lambda kind, calls=calls: 403 if kind in calls else None
     with refused(f"^{url}.*{said}") as caught:
       run_job(url, make_info())
     assert "loopback-secret-0" not in str(caught.value)
   server.fault = lambda kind: None
   cache = run_job(url, make_info())
-  name = cache.info.shards[1].file
-  storage.remove(storage.store_at(url), [name])
-  with refused(f"{url}/{name} is not there"):
-    list(cache.blocks())
-  assert any(f"{name} is damaged, or not there" in p for p in check_cache(url))
   retries = storage._RETRIES | {"max_retries": 0}
   monkeypatch.setattr(storage, "_RETRIES", retries)
   monkeypatch.setattr(storage, "_WAITS", (0.01,))

@@ -10,18 +10,13 @@ from oneshot_dp.extract.sources.describe import describe_images
 from tests.extract.sources.made import arrays, opened, png, write, write_table
 
 
-def put(path, data: bytes) -> None:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_bytes(data)
-
-
 def test_a_folder_with_all_that_can_be_wrong(tmp_path):
   pets = tmp_path / "pets"
-  for i, name in enumerate(("a/1.png", "a/2.png", "b/x/3.png", "b/4.png")):
-    put(pets / name, png(i // 2))
-  put(pets / "b/cut.png", png(7)[:-30])
-  put(pets / "stray.png", png(9))
-  put(pets / "a/n\x1b.heic", b"?")
+  write(pets, "a/1.png", "a/2.png", data=png())
+  write(pets, "b/x/3.png", "b/4.png", data=png(1))
+  write(pets, "b/cut.png", data=png(7)[:-30])
+  write(pets, "stray.png", data=png(9))
+  write(pets, "a/n\x1b.heic")
   (pets / "empty").mkdir()
   (pets / "b/gone.png").symlink_to("nowhere")
   (pets / "b/up").symlink_to(pets)
@@ -47,12 +42,10 @@ def test_a_folder_with_all_that_can_be_wrong(tmp_path):
 
 
 def test_a_sound_folder_with_splits(tmp_path):
-  pets = tmp_path / "pets"
-  for i, name in enumerate(("train/a/1.png", "train/b/2.png")):
-    put(pets / name, png(i))
-  put(pets / "test/a/3.png", png(3))
-  put(pets / "test/b/4.png", png(np.zeros((9, 2, 3), np.uint8)))
-  found = describe_images([str(pets)])
+  for i, name in enumerate(("train/a/1.png", "train/b/2.png", "test/a/3.png")):
+    write(tmp_path, name, data=png(i))
+  write(tmp_path, "test/b/4.png", data=png(np.zeros((9, 2, 3), np.uint8)))
+  found = describe_images([str(tmp_path)])
   assert not [*found.faults, *found.owners]
   counts = {"a": 1, "b": 1}
   assert found.classes == {"test": counts, "train": counts}
@@ -63,13 +56,12 @@ def test_a_sound_folder_with_splits(tmp_path):
 
 @pytest.mark.parametrize("kind", ["parquet", "tar"])
 def test_tables(tmp_path, kind):
-  path = tmp_path / f"d/x-train.{kind}"
   images = [png(1), b"no image", png(1)]
+  path = tmp_path / f"x-train.{kind}"
   write_table(path, images, ["cat", "dog"], label=[0, 1, 1])
-  put(tmp_path / "d/readme.txt", b"")
-  found = describe_images([str(tmp_path / "d")])
-  assert found.num_images == 3
-  assert len(found.duplicates) == 1
+  write(tmp_path, "readme.txt")
+  found = describe_images([str(tmp_path)])
+  assert (found.num_images, len(found.duplicates)) == (3, 1)
   assert found.passed_over == ["readme.txt"]
   (broken,) = found.faults
   assert "8 bytes that are not a readable" in broken
@@ -77,35 +69,29 @@ def test_tables(tmp_path, kind):
     assert "names no classes" in found.notes[0]
   else:
     assert "split train: 3 images in classes\n  cat  1\n  dog  2" in found.text
-  put(tmp_path / f"d/y-train.{kind}", b"not one")
-  found = describe_images([str(tmp_path / "d")])
+  write(tmp_path, f"y-train.{kind}")
+  found = describe_images([str(tmp_path)])
+  assert found.num_images == 3
   assert any("y-train" in fault for fault in found.faults)
 
 
 def test_an_npz(tmp_path):
-  values = arrays(4)
-  values["image"][2] = values["image"][0]
-  np.savez(
-    tmp_path / "x.npz",
-    **{f"test_{k}": values[k] for k in ("image", "label")},
-    class_names=values["class_names"],
-  )
-  found = describe_images([str(tmp_path / "x.npz")])
+  values = {f"test_{key}": each for key, each in arrays(4).items()}
+  values["test_image"][2] = values["test_image"][0]
+  path = tmp_path / "x.npz"
+  np.savez(path, **values, class_names=values["test_class_names"])
+  found = describe_images([str(path)])
   assert "split test: 4 images in classes\n  cat  2\n  dog  1" in found.text
-  assert found.duplicates == [f"{tmp_path}/x.npz[0] = {tmp_path}/x.npz[2]"]
+  assert found.duplicates == [f"{path}[0] = {path}[2]"]
   assert not found.faults
 
 
 def test_what_is_not_there_or_has_nothing(tmp_path):
   with pytest.raises(InputError, match="is not there"):
     describe_images([str(tmp_path / "gone")])
-  for name, said in (
-    ("notes.txt", "give a folder of a folder"),
-    ("x.npz", "npz"),
-  ):
-    write(tmp_path, name)
-    where = tmp_path / name if name == "x.npz" else tmp_path
-    assert said in describe_images([str(where)]).faults[0]
+  write(tmp_path, "a/notes.txt", "x.npz")
+  for name, said in ("a", "give a folder of a folder"), ("x.npz", "npz"):
+    assert said in describe_images([str(tmp_path / name)]).faults[0]
 
 
 @pytest.mark.parametrize("kind", ["folder", "parquet", "tar"])
@@ -115,7 +101,7 @@ def test_whose_the_images_are(tmp_path, kind):
   if kind == "folder":
     flags = {"units": "/(?P<patient>[^/_]+)_"}
     for i, owner in enumerate(owners):
-      put(tmp_path / f"train/{'ab'[i % 2]}/{owner}_{i}.png", png(i))
+      write(tmp_path, f"train/{'ab'[i % 2]}/{owner}_{i}.png", data=png(i))
   else:
     table = {"label": [0, 1, 0, 1], "patient": owners}
     path = tmp_path / f"train.{kind}"

@@ -25,7 +25,7 @@ def root(tmp_path) -> pathlib.Path:
   return tmp_path / "pets"
 
 
-def numbers(table: str, root: pathlib.Path, split: str | None = None) -> list:
+def numbers(table, root, split=None):
   path = root.parent / "units.csv"
   if "\n" in table:
     path.write_text(table)
@@ -45,8 +45,7 @@ def numbers(table: str, root: pathlib.Path, split: str | None = None) -> list:
     WHOLE.replace("cat/a", "./cat//a").replace("\n", "\r\n"),
     "\ufeff" + WHOLE.replace(",anna", ', "anna"'),
     WHOLE + "\n\n",
-    WHOLE
-    + "cat/notes.txt,bo\ndog/9.HEIC,\n.DS_Store,\n__MACOSX/cat/x.png,bo\n",
+    WHOLE + "".join(f"{file},bo\n" for file in FILES[3:]),
     r"(?P<patient>[^/_]+)_\d",
   ],
 )
@@ -83,18 +82,15 @@ def test_units_that_are_not_plain(root, table, said):
 
 
 def test_a_table_is_of_all_splits(root, tmp_path):
+  table = "file,patient\n"
   for split in ("train", "test"):
-    (tmp_path / "of" / split).mkdir(parents=True)
-    for name in ("cat", "dog"):
-      (tmp_path / "of" / split / name).symlink_to(root / name)
-  lines = WHOLE.split()[1:]
-  lines = [f"{split}/{line}" for split in ("train", "test") for line in lines]
-  table = "\n".join(["file,patient", *lines])
+    write(tmp_path / "of" / split, *FILES)
+    table += "".join(f"{split}/{row}\n" for row in WHOLE.split()[1:])
   assert numbers(table, tmp_path / "of", "train")[0] == ANNA
   with refused(r"without a patient .* 'train/cat/anna_1.png', "):
     numbers(WHOLE, tmp_path / "of", "train")
   with refused(r"files that are not .* 'test/cat/x.png'"):
-    numbers(table + "\ntest/cat/x.png,bo", tmp_path / "of", "test")
+    numbers(table + "test/cat/x.png,bo", tmp_path / "of", "test")
 
 
 def test_two_names_are_never_one_unit_of_batches_either():

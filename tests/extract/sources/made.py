@@ -30,12 +30,12 @@ def png(value: Any = 0) -> bytes:
   return file.getvalue()
 
 
-def write(root: pathlib.Path, *paths: str) -> None:
-  """Writes files whose content is their path: sources do not decode."""
+def write(root: pathlib.Path, *paths: str, data: bytes | None = None) -> None:
+  """Writes files, whose content is their path: sources do not decode."""
   for path in paths:
     file = root / path
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(path.encode())
+    file.write_bytes(path.encode() if data is None else data)
 
 
 def arrays(rows: int = 7, channels: int = 3) -> dict[str, Any]:
