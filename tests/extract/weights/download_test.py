@@ -55,18 +55,10 @@ def test_it_is_whole_readably_named_and_fetched_once(store, cache, scheme):
   assert list(cache.iterdir()) == [path]
 
 
-def test_a_newer_object_is_fetched_and_its_hash_checked(store):
-  assert local_weights(url()).read_bytes() == BODY
-  store.objects[NAME] = OTHER
-  with refused(f", not {SHA256}: correct one"):
-    local_weights(url(), SHA256)
-  assert local_weights(url()).read_bytes() == OTHER
-  with refused("none.npz is not there"):
-    local_weights(url(name="none.npz"))
-
-
-def test_what_changes_meanwhile_leaves_nothing(store, cache):
+def test_what_is_new_or_changes_meanwhile(store, cache):
   """Parts of two versions are not joined."""
+  old = local_weights(url())
+  store.objects[NAME] = OTHER[1:]
 
   def changed(method: str) -> None:
     if method == "GET":
@@ -75,8 +67,12 @@ def test_what_changes_meanwhile_leaves_nothing(store, cache):
   store.fault = changed
   with refused("was changed meanwhile", RunError):
     local_weights(url())
-  assert not list(cache.iterdir())
+  assert list(cache.iterdir()) == [old]
+  with refused(f", not {SHA256}: correct one"):
+    local_weights(url(), SHA256)
   assert local_weights(url()).read_bytes() == OTHER
+  with refused("none.npz is not there"):
+    local_weights(url(name="none.npz"))
 
 
 PLACES = {
@@ -91,64 +87,49 @@ PLACES = {
 }
 
 
-def test_what_is_no_place_or_hash_is_one_line():
+def test_what_is_no_place_or_hash_is_one_line(tmp_path):
   for location, said in PLACES.items():
     with refused(said) as caught:
       local_weights(location)
     assert "sesame" not in str(caught.value)
-  for sha256 in ("", "g" * 64, "a" * 63):
-    with refused("is no SHA-256"):
-      local_weights("/absent/w.npz", sha256)
-
-
-def test_a_path_is_given_back_and_its_hash_checked(tmp_path):
-  path = tmp_path / "w.npz"
-  path.write_bytes(BODY)
+  (path := tmp_path / "w.npz").write_bytes(BODY)
   assert local_weights(str(path)) == local_weights(str(path), SHA256) == path
-  with refused(f"{SHA256}, not {'1' * 64}"):
-    local_weights(str(path), "1" * 64)
+  for sha256, said in (
+    *((no, "is no SHA-256") for no in ("", "g" * 64, "a" * 63)),
+    ("1" * 64, f"{SHA256}, not {'1' * 64}"),
+  ):
+    with refused(said):
+      local_weights(str(path), sha256)
 
 
-class TestHub:
-  FILE = "/timm/vit/resolve/main/model.safetensors"
-  LOCATION = "hf://timm/vit@main/model.safetensors"
+def test_the_hub_is_asked_once_and_says_what_it_denies(tmp_path, monkeypatch):
+  """A local server, which says `answer` of the file."""
+  file = "/timm/vit/resolve/main/model.safetensors"
+  location = "hf://timm/vit@main/model.safetensors"
 
-  @pytest.fixture
-  def hub(self, monkeypatch, tmp_path):
-    """A local server as the Hub; `answer` is what it says of the file."""
+  def ask(method, path, headers, body):
+    return server.answer if path == file else (404, [], b"")
 
-    def ask(method, path, headers, body):
-      return server.answer if path == self.FILE else (404, [], b"")
-
-    server: Any = object_server.ObjectServer(ask)
-    with object_server.running(server) as made:
-      commit = [("X-Repo-Commit", "a" * 40), ("ETag", '"one"')]
-      server.answer = 200, commit, BODY
-      template = f"{made.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-      monkeypatch.setattr(constants, "ENDPOINT", made.url)
-      monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-      monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-      yield made
-
-  def test_it_is_fetched_once_and_used_without_network(self, hub):
-    path = local_weights(self.LOCATION)
-    assert path.read_bytes() == BODY
-    calls = [call for call in hub.calls() if call.endswith(self.FILE)]
-    assert calls == [f"HEAD {self.FILE}", f"GET {self.FILE}"]
-    hub.shutdown()
-    hub.server_close()
-    assert local_weights(self.LOCATION, SHA256) == path
-
-  def test_what_is_denied_is_one_line(self, hub):
-    said = r"^hf://timm/vit@main/model.safetensors: .*hf auth login"
+  server: Any = object_server.ObjectServer(ask)
+  template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+  monkeypatch.setattr(constants, "ENDPOINT", server.url)
+  monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+  monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+  monkeypatch.setattr("time.sleep", lambda _: None)  # between its tries
+  with object_server.running(server):
     for status, code in (404, "RepoNotFound"), (401, "GatedRepo"), (403, ""):
-      hub.answer = status, [("X-Error-Code", code)], b""
-      with refused(said, RunError if status == 403 else InputError):
-        local_weights(self.LOCATION)
-
-  def test_no_network_is_one_line(self, hub, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda _: None)  # between its tries
-    hub.shutdown()
-    hub.server_close()
-    with refused(r"^hf://timm/vit.*--weights", RunError):
-      local_weights(self.LOCATION)
+      server.answer = status, [("X-Error-Code", code)], b""
+      kind = RunError if status == 403 else InputError
+      with refused(f"^{location}: .*hf auth login", kind):
+        local_weights(location)
+    commit = [("X-Repo-Commit", "a" * 40), ("ETag", '"one"')]
+    server.answer = 200, commit, BODY
+    server.calls()
+    path = local_weights(location)
+    assert path.read_bytes() == BODY
+    calls = [call for call in server.calls() if call.endswith(file)]
+    assert calls == [f"HEAD {file}", f"GET {file}"]
+  # Without the network.
+  assert local_weights(location, SHA256) == path
+  with refused(r"^hf://timm/vit.*--weights", RunError):
+    local_weights(f"{location}2")

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import struct
+import warnings
 import zipfile
 
 import ml_dtypes
@@ -24,22 +25,32 @@ ARRAYS = {
 }
 
 
-def npz(arrays: dict) -> bytes:
+def npz(arrays: dict, save=np.savez) -> bytes:
   file = io.BytesIO()
-  np.savez(file, allow_pickle=True, **arrays)
+  save(file, allow_pickle=True, **arrays)
   return file.getvalue()
 
 
-@pytest.mark.parametrize("pack", [npz, safetensors.numpy.save])
-def test_the_content_says_the_format(tmp_path, pack):
-  path = tmp_path / "weights.dat"
-  path.write_bytes(pack(ARRAYS))
-  found, sha256 = read_tensors(path)
-  assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-  assert found.keys() == ARRAYS.keys()
-  for name, array in ARRAYS.items():
-    np.testing.assert_array_equal(found[name], array)
-    assert found[name].dtype == array.dtype
+def zipped(name: str, data: bytes, before: bytes = b"") -> bytes:
+  """An archive with one more file in it."""
+  (file := io.BytesIO(before)).seek(0, io.SEEK_END)
+  with (
+    warnings.catch_warnings(action="ignore"),  # of a second of one name
+    zipfile.ZipFile(file, "a") as archive,
+  ):
+    archive.writestr(name, data)
+  return file.getvalue()
+
+
+def header(text: str, length: int | None = None) -> bytes:
+  """The beginning of a safetensors file."""
+  size = len(text) if length is None else length
+  return struct.pack("<Q", size) + text.encode()
+
+
+def entry(shape: list, offsets: list, dtype: str = "F32") -> bytes:
+  fields = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+  return header(json.dumps({"a": fields}))
 
 
 class Trap:
@@ -49,90 +60,59 @@ class Trap:
     return os.mkdir, ("trapped",)
 
 
-def test_pickles_are_refused(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  pickled = pickle.dumps(Trap())
-  with zipfile.ZipFile(torch := io.BytesIO(), "w") as archive:
-    archive.writestr("archive/data.pkl", pickled)  # as PyTorch writes it
-  for name, data, said in (
-    ("w.PTH", pickled, "can run code .* model.safetensors"),
-    ("w.npz", pickled, "no whole npz or safetensors"),
-    ("w.npz", npz({"a": np.array([Trap()])}), "no whole npz"),
-    ("w.npz", torch.getvalue(), "can run code"),
-  ):
-    (path := tmp_path / name).write_bytes(data)
-    with refused(said):
-      read_tensors(path)
-  assert not (tmp_path / "trapped").exists()
-
-
-def test_what_is_no_floating_point_is_refused(tmp_path):
-  path = tmp_path / "w"
-  for dtype in (np.int64, complex, "datetime64[s]", [("x", "f4")], "U4"):
-    path.write_bytes(npz({"a\n\x1b[31m": np.zeros(2, dtype)}))
-    with refused("not floating point"):
-      read_tensors(path)
-
-
-def header(length: int, text: str = "") -> bytes:
-  return struct.pack("<Q", length) + text.encode()
-
-
-def entry(shape: list, offsets: list, dtype: str = "F32") -> str:
-  fields = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-  return json.dumps({"a": fields})
-
-
-def test_headers_that_lie_are_one_line(tmp_path):
-  path = tmp_path / "w"
-  texts = (
-    entry([2**62, 4], [0, 2**64]),
-    entry([2], [0, 4]),
-    entry([1], [0, 4], "F99"),
-    *("[" * 200_000, ""),
-  )
-  for data in (
-    *(header(len(text), text) for text in texts),
-    *(header(2**40, "{"), b"", header(2, "{}") + b"rest"),
-    *(npz(ARRAYS)[:-30], npz(ARRAYS)[30:]),
-  ):
-    path.write_bytes(data)
-    with refused("no whole npz or safetensors"):
-      read_tensors(path)
-
-
-def test_bombs_are_refused_before_they_unfold(tmp_path):
-  path = tmp_path / "bomb.npz"
-  np.savez_compressed(path, a=np.zeros(2**22))  # 32 MB in 32 kB
-  assert path.stat().st_size < 2**20
-  with refused("would unfold"):
-    read_tensors(path)
-  with zipfile.ZipFile(path, "w") as archive:  # a shape that is not there
-    text = "{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427,)}"
-    text = text.ljust(117) + "\n"
-    head = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text))
-    archive.writestr("a.npy", head + text.encode())
-  with refused("no whole npz"):
-    read_tensors(path)
-
-
-def test_two_arrays_of_one_name_are_refused(tmp_path):
-  path = tmp_path / "w.npz"
-  path.write_bytes(npz(ARRAYS))
-  with (
-    pytest.warns(UserWarning, match="Duplicate"),
-    zipfile.ZipFile(path, "a") as archive,
-  ):
-    archive.writestr("float32.npy", b"")
-  with refused("two arrays have one name"):
-    read_tensors(path)
+PICKLED, NO_NUMBERS = pickle.dumps(Trap()), "not floating point"
+LONG = "{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427,)}"
+LONG = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + f"{LONG:117}\n".encode()
+WHOLE = "no whole npz or safetensors"
+BAD: list[tuple[bytes, str]] = [
+  (PICKLED, WHOLE),
+  (npz({"a": np.array([Trap()])}), WHOLE),
+  (zipped("archive/data.pkl", PICKLED), "can run code"),  # as PyTorch writes it
+  *(
+    (npz({"a\n\x1b[31m": np.zeros(2, dtype)}), NO_NUMBERS)
+    for dtype in (np.int64, complex, "datetime64[s]", [("x", "f4")], "U4")
+  ),
+  (entry([2**62, 4], [0, 2**64]), WHOLE),
+  (entry([2], [0, 4]), WHOLE),
+  (entry([1], [0, 4], "F99"), WHOLE),
+  *((header(text), WHOLE) for text in ("[" * 200_000, "")),
+  (header("{", 2**40), WHOLE),
+  (b"", WHOLE),
+  (header("{}") + b"rest", WHOLE),
+  *((npz(ARRAYS)[part], WHOLE) for part in (slice(-30), slice(30, None))),
+  # 32 MB in 32 kB, a shape that is not there, and two arrays of one name
+  (npz({"a": np.zeros(2**22)}, np.savez_compressed), "would unfold"),
+  (zipped("a.npy", LONG), WHOLE),
+  (zipped("float32.npy", b"", npz(ARRAYS)), "two arrays have one name"),
+]
 
 
 @pytest.mark.parametrize("pack", [npz, safetensors.numpy.save])
-def test_damaged_files_are_one_line_or_arrays(tmp_path, pack):
-  whole, rng = pack(ARRAYS), np.random.default_rng(0)
+def test_the_content_says_the_format_and_damage_is_one_line(tmp_path, pack):
+  path, whole = tmp_path / "weights.dat", pack(ARRAYS)
+  path.write_bytes(whole)
+  found, sha256 = read_tensors(path)
+  assert sha256 == hashlib.sha256(whole).hexdigest()
+  assert found.keys() == ARRAYS.keys()
+  for name, array in ARRAYS.items():
+    np.testing.assert_array_equal(found[name], array)
+    assert found[name].dtype == array.dtype
+  rng = np.random.default_rng(0)
   for at in rng.integers(0, len(whole), 150):
     flipped = bytes([whole[at] ^ (1 << int(rng.integers(8)))])
-    (tmp_path / "w").write_bytes(whole[:at] + flipped + whole[at + 1 :])
+    path.write_bytes(whole[:at] + flipped + whole[at + 1 :])
     with contextlib.suppress(InputError):
-      read_tensors(tmp_path / "w")
+      read_tensors(path)
+
+
+def test_what_is_neither_is_refused_and_runs_no_code(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  path = tmp_path / "w.npz"
+  for data, said in BAD:
+    path.write_bytes(data)
+    with refused(said):
+      read_tensors(path)
+  (tmp_path / "w.PTH").write_bytes(PICKLED)
+  with refused("can run code .* model.safetensors"):
+    read_tensors(tmp_path / "w.PTH")
+  assert not (tmp_path / "trapped").exists()
