@@ -89,21 +89,8 @@ class Hosts:
     """What all hosts' `own()` give, added up exactly; or the error of one."""
     if self.count == 1:
       return own()
-    made = self._together(own)
-    return self._added(made.ravel()).reshape(made.shape)
-
-  def from_first(
-    self,
-    make: Callable[[], Int64[np.ndarray, "..."]],
-    shape: tuple[int, ...] = (1,),
-  ) -> Int64[np.ndarray, "..."]:
-    """What host 0's `make()` of this shape gives, on all; or its error."""
-    return self.sum(lambda: np.zeros(shape, int) if self.index else make())
-
-  def _together(self, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """What `make` gives, once all made theirs; or the error of one."""
     try:
-      made = make()
+      made = own()
     except (InputError, RunError) as error:
       if error not in _told:  # of a sum within this one, all have heard
         self._meet(error)
@@ -113,7 +100,15 @@ class Hosts:
         self._meet(RunError("it was stopped."))
       raise
     self._meet(None)
-    return made
+    return self._added(made.ravel()).reshape(made.shape)
+
+  def from_first(
+    self,
+    make: Callable[[], Int64[np.ndarray, "..."]],
+    shape: tuple[int, ...] = (1,),
+  ) -> Int64[np.ndarray, "..."]:
+    """What host 0's `make()` of this shape gives, on all; or its error."""
+    return self.sum(lambda: np.zeros(shape, int) if self.index else make())
 
   def _meet(self, error: Exception | None) -> None:
     """Waits for all; raises on each the error that one of them has."""

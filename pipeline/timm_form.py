@@ -61,16 +61,13 @@ def timm_files(
   }
   # It writes the buffer as it lies in memory, whatever the strides.
   plain = {name: np.ascontiguousarray(each) for name, each in tensors.items()}
-  weights = safetensors.numpy.save(plain, {"format": "pt"})
-  if not head.unit_norm:
-    return {WEIGHTS_FILE: weights, "config.json": as_json(config)}
-  config["timm_architecture"] = config.pop("architecture")
-  return {
-    WEIGHTS_FILE: weights,
-    "config.json": as_json(_FOR_TRANSFORMERS | config),
-    CODE_FILE: filled_in(CODE_FILE, classifier=classifier).encode(),
-    "modeling_oneshot_dp.py": filled_in("modeling_oneshot_dp.py").encode(),
-  }
+  files = {WEIGHTS_FILE: safetensors.numpy.save(plain, {"format": "pt"})}
+  if head.unit_norm:
+    config["timm_architecture"] = config.pop("architecture")
+    config = _FOR_TRANSFORMERS | config
+    for name in CODE_FILE, "modeling_oneshot_dp.py":
+      files[name] = filled_in(name, classifier=classifier).encode()
+  return files | {"config.json": as_json(config)}
 
 
 def _config(backbone: Backbone, class_names: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE, HeadRow, grouped
 
@@ -101,9 +100,8 @@ def _drawn(
       )
   epsilons = sorted({r.epsilon for r in rows if math.isfinite(r.epsilon)})
   axes.set_xscale("log", base=2)
-  axes.xaxis.set_major_locator(FixedLocator(epsilons))
-  axes.xaxis.set_minor_locator(NullLocator())
-  axes.xaxis.set_major_formatter(FuncFormatter(lambda e, _: f"{e:g}"))
+  axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+  axes.minorticks_off()
   axes.set_xlabel(f"epsilon of each head (delta = {rows[0].delta:g})")
   axes.set_ylabel(f"top-1 accuracy, %{how}")
   low, high = axes.get_ylim()
@@ -111,7 +109,6 @@ def _drawn(
   axes.set_ylim(low - missing, high + missing)
   axes.grid(alpha=0.25)
   bars = f"mean ± sd of {draws} draws" if draws > 1 else None
-  columns = 2 if inches[0] > 6 else 1
-  legend = figure.legend(loc="outside lower center", title=bars, ncols=columns)
-  legend.set_frame_on(False)
+  columns, place = 2 if inches[0] > 6 else 1, "outside lower center"
+  figure.legend(loc=place, title=bars, ncols=columns, frameon=False)
   return figure
