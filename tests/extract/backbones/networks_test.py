@@ -20,7 +20,7 @@ from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.extract.weights import check_arrays
 from tests.extract.backbones import drawn
 
-HEADS = 4  # of the small ones
+HEADS, LEAVES = 4, ("weight", "bias")
 SIDES = st.integers(1, 40)
 
 
@@ -120,52 +120,41 @@ def test_published_files_say_which_network_they_are():
 PUBLISHED_HEADS = {"ti": 3, "s": 6, "b": 12, "l": 16, "h": 16, "so400m": 16}
 
 
-def google_npz(arrays: dict, big_vision: bool) -> dict:
-  """timm's arrays as Google's npz has them, written down from its code."""
-  number, mlp, second = (
-    (0, "MlpBlock_0", 1) if big_vision else (1, "MlpBlock_3", 2)
-  )
-  where = "" if big_vision else "Transformer/posembed_input/"
-  found = {
-    "cls": arrays["cls_token"],
-    f"{where}pos_embedding": arrays["pos_embed"],
-  }
-  modules = {
-    "patch_embed.proj": "embedding",
-    "norm": "Transformer/encoder_norm",
-    "head": "head",
-  }
+def google_npz(arrays: dict, attn: int, mlp: int, norm: int, where: str):
+  """timm's arrays as vision_transformer's or big_vision's code saves them."""
+  found = {f"{where}pos_embedding": arrays["pos_embed"]}
+  found["cls"] = arrays["cls_token"]
+  modules = {"patch_embed.proj": "embedding", "head": "head"}
+  modules["norm"] = "Transformer/encoder_norm"
   for i in range(2):
     ours, theirs = f"blocks.{i}.", f"Transformer/encoderblock_{i}/"
-    heads = f"{theirs}MultiHeadDotProductAttention_{number}/"
+    heads = f"{theirs}MultiHeadDotProductAttention_{attn}/"
     modules |= {
       f"{ours}norm1": f"{theirs}LayerNorm_0",
-      f"{ours}norm2": f"{theirs}LayerNorm_{second}",
-      f"{ours}mlp.fc1": f"{theirs}{mlp}/Dense_0",
-      f"{ours}mlp.fc2": f"{theirs}{mlp}/Dense_1",
+      f"{ours}norm2": f"{theirs}LayerNorm_{norm}",
+      f"{ours}mlp.fc1": f"{theirs}MlpBlock_{mlp}/Dense_0",
+      f"{ours}mlp.fc2": f"{theirs}MlpBlock_{mlp}/Dense_1",
       f"{ours}attn.proj": f"{heads}out",
     }
-    weights = np.split(arrays[f"{ours}attn.qkv.weight"], 3)
-    biases = np.split(arrays[f"{ours}attn.qkv.bias"], 3)
-    of = ("query", "key", "value")
-    for name, w, b in zip(of, weights, biases, strict=True):
+    qkv = (np.split(arrays[f"{ours}attn.qkv.{n}"], 3) for n in LEAVES)
+    for name, w, b in zip(("query", "key", "value"), *qkv, strict=True):
       found[f"{heads}{name}/kernel"] = w.T.reshape(32, HEADS, 8)
       found[f"{heads}{name}/bias"] = b.reshape(HEADS, 8)
   for ours, theirs in modules.items():
-    weight = arrays[f"{ours}.weight"]
+    weight, bias = (arrays[f"{ours}.{leaf}"] for leaf in LEAVES)
     kernel = weight.transpose(2, 3, 1, 0) if weight.ndim == 4 else weight.T
     kernel = kernel.reshape(HEADS, 8, 32) if "/out" in theirs else kernel
     found[f"{theirs}/{'scale' if weight.ndim == 1 else 'kernel'}"] = kernel
-    found[f"{theirs}/bias"] = arrays[f"{ours}.bias"]
+    found[f"{theirs}/bias"] = bias
   return found
 
 
 def test_google_s_npz_holds_the_same_network():
   arrays = drawn.vit_weights("small/timm/vit")
-  for big_vision in (False, True):
-    same(in_timm_names(google_npz(arrays, big_vision)), arrays)
-  of_google = drawn.conv_weights("bit", "npz")
-  same(in_timm_names(of_google), drawn.conv_weights("bit"))
+  for numbers in ((1, 3, 2, "Transformer/posembed_input/"), (0, 0, 1, "")):
+    same(in_timm_names(google_npz(arrays, *numbers)), arrays)
+  of_bit = drawn.conv_weights("bit", "npz")
+  same(in_timm_names(of_bit), drawn.conv_weights("bit"))
 
 
 def test_what_fills_no_patch_is_left_out():

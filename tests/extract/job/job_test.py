@@ -79,15 +79,6 @@ def test_a_resumed_job_keeps_what_is_there(
   assert digest(out) == digest(whole)
 
 
-def test_a_photograph_that_came_or_went_is_another_job(tmp_path):
-  files = write_folder(tmp_path / "photos", 40)
-  job, out = job_of(tmp_path / "photos"), str(tmp_path / "cache")
-  run_extraction(job, out)
-  files[3].rename(files[3].with_name("zz.png"))
-  with refused("belongs to another job"):
-    run_extraction(job, out)
-
-
 def test_skipped_images_count_as_nothing_and_move_no_other(tmp_path):
   """Some in the middle of a batch are broken: no other row changes a bit."""
   files = write_folder(tmp_path / "photos", 50, side=32)
@@ -110,37 +101,33 @@ def test_skipped_images_count_as_nothing_and_move_no_other(tmp_path):
   assert check_cache(tmp_path / "cache") == []
 
 
-def test_one_broken_image_is_named(tmp_path):
-  write_folder(tmp_path / "one", 5, bad=[2])
-  with refused("0002.png cannot be decoded", BrokenImageError):
-    run_extraction(job_of(tmp_path / "one"), str(tmp_path / "cache"))
-
-
 def test_views_are_a_mean_of_their_own(photos, tmp_path):
   """Two shards, three views in batches of 16: nothing of it shows."""
   job = job_of(photos, views=3)
-  one = columns(run_extraction(job, str(tmp_path / "one")))
-  two = columns(
-    run_extraction(
-      dataclasses.replace(job, batch_size=2), str(tmp_path / "two")
-    )
-  )
+  cache = run_extraction(job, str(tmp_path / "one"))
+  other = dataclasses.replace(job, batch_size=2)
+  two = columns(run_extraction(other, str(tmp_path / "two")))
+  one = columns(cache)
   assert one["embedding"].shape == (N, 192)
   np.testing.assert_allclose(one["embedding"], two["embedding"], atol=1e-3)
-  info = open_cache(tmp_path / "one").info
   kind = "inception crop and flip"
-  assert info.views == {"count": 3, "kind": kind, "min_area": 0.08}
+  assert cache.info.views == {"count": 3, "kind": kind, "min_area": 0.08}
 
 
-def test_units_go_with_their_images(tmp_path):
-  write_folder(tmp_path / "photos", 40)
-  units = r"(?P<patient>\d{3})\d\.png"
+def test_units_go_with_their_images_which_are_those_of_the_job(tmp_path):
+  files = write_folder(tmp_path / "photos", 40)
+  units = r"(?P<patient>\d{3})\dz?\.png"
   job = job_of(tmp_path / "photos", settings={"units": units})
   cache = run_extraction(job, str(tmp_path / "cache"))
-  found = columns(cache)
   assert cache.info.unit == "patient"
-  assert len(np.unique(found["unit_id"])) == 4
+  assert len(np.unique(columns(cache)["unit_id"])) == 4
   assert check_cache(tmp_path / "cache") == []
+  files[3].rename(files[3].with_name("0003z.png"))
+  with refused("belongs to another job: images of the source came, went or"):
+    run_extraction(job, str(tmp_path / "cache"))
+  files[5].write_bytes(b"cut")
+  with refused("0005.png cannot be decoded", BrokenImageError):
+    run_extraction(job, str(tmp_path / "other"))
 
 
 def test_the_command_takes_an_experiment_and_flags():
@@ -149,12 +136,13 @@ def test_the_command_takes_an_experiment_and_flags():
   flags = Flags(source=("cifar10_vit_b16",), out="c", split="test", resize="9")
   job = job_of(flags)
   assert job.source.location == ("tfds:cifar10",)
-  assert (job.source.split, job.backbone, job.preprocess.resize) == (
-    *("test", "vit_b16", 9),
-  )
-  flags = Flags(source=("a.tar", "b.tar"), out="c", views=3)
-  assert job_of(flags).source.location == ("a.tar", "b.tar")
-  with refused("give a SOURCE"):
-    job_of(dataclasses.replace(flags, source=()))
-  with refused("--resize 'big'"):
-    job_of(dataclasses.replace(flags, resize="big"))
+  found = job.source.split, job.backbone, job.preprocess.resize
+  assert found == ("test", "vit_b16", 9)
+  for changes, said in (
+    ({"source": ()}, "give a SOURCE"),
+    ({"resize": "big"}, "--resize 'big'"),
+  ):
+    with refused(said):
+      job_of(dataclasses.replace(flags, **changes))
+  several = dataclasses.replace(flags, source=("a.tar", "b.tar"))
+  assert job_of(several).source.location == ("a.tar", "b.tar")
