@@ -81,7 +81,7 @@ def npz_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
       " [n, h, w, 3] or [n, h, w, 1], and not empty."
     )
   at = np.stack([np.arange(len(images)), np.zeros(len(images), int)], axis=1)
-  return FileRows(file, key, at, label, named, [labels], [units])
+  return FileRows(key, at, label, named, labels, units)
 
 
 def array_splits(file: File) -> list[str]:
@@ -133,7 +133,7 @@ def tar_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
     )
   places = [(some[0].offset_data, some[0].size) for some, _ in found]
   at = np.array(places, np.int64).reshape(-1, 2)
-  return FileRows(file, "", at, key, (), [labels], [units])
+  return FileRows("", at, key, (), labels, units)
 
 
 def _samples(opened: BinaryIO, file: File) -> list[_Sample]:

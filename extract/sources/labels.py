@@ -18,23 +18,22 @@ from jaxtyping import Int64
 from oneshot_dp.configs.errors import InputError, check_name, check_num_classes
 from oneshot_dp.configs.extract_config import SourceSettings, check_unit_name
 from oneshot_dp.extract.files import read_regular
-from oneshot_dp.extract.sources.listed_files import File, is_litter, shortened
+from oneshot_dp.extract.sources.listed_files import is_litter, shortened
 
 
 class FileRows(NamedTuple):
-  """A file of rows: where its images are, and its columns, in batches.
+  """What is in a file of rows: where its images are, and its columns.
 
   `key` is the column of labels, and `named` what names the classes. See
   `Source` for `column` and `at`.
   """
 
-  file: File
   column: str
   at: Int64[np.ndarray, "r 2"]
   key: str = ""
   named: Sequence[Any] = ()
-  labels: Iterable[Sequence[Any]] = ()
-  units: Iterable[Sequence[Any]] = ()
+  labels: Iterable[Any] = ()
+  units: Iterable[Any] = ()
 
 
 class MissingFlagError(InputError):

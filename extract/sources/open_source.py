@@ -11,12 +11,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
-from jaxtyping import Int64
 
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import (
@@ -171,7 +170,7 @@ def _rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
     from oneshot_dp.extract.sources.parquet import parquet_rows
 
     return parquet_rows(settings, file, labelled)
-  return FileRows(file, "", np.array([(0, file.size)], np.int64))
+  return FileRows("", np.array([(0, file.size)], np.int64))
 
 
 def _source_of(
@@ -185,15 +184,20 @@ def _source_of(
   columns, labels, owners, at = [], [], [], [np.zeros((0, 2), np.int64)]
   for file in files:
     rows, before = _rows(settings, file, labelled), names
+    where = functools.partial("{}[{}]".format, file.path)
     if labelled:
       names = class_names(rows.named, settings, file.path)
-      read = functools.partial(label_numbers, names=names, key=rows.key)
-      labels.append(_numbers(rows, rows.labels, read))
+      found = label_numbers(rows.labels, names, rows.key, where)
+      labels.append(np.array(found, np.int64))
     if columns and names != before:
       raise InputError(f"{file.path!r} has other classes than others.")
     if unit:
-      read = functools.partial(units_of_column, unit=unit, known=known)
-      owners.append(_numbers(rows, rows.units, read))
+      found = units_of_column([*rows.units], unit, where, known)
+      owners.append(np.array(found, np.int64))
+    for found in (*labels[-1:], *owners[-1:]):
+      if len(found) != len(rows.at):
+        said = f"{len(found)} of {len(rows.at)} rows"
+        raise InputError(f"{file.path!r} is damaged: {said}.")
     columns.append(rows.column)
     at.append(rows.at)
   sizes = np.array([len(each) for each in at[1:]], np.int64)
@@ -209,22 +213,6 @@ def _source_of(
     columns=tuple(columns),
     at=np.column_stack([numbers, np.concatenate(at)]),
   )
-
-
-def _numbers(
-  rows: FileRows,
-  batches: Iterable[Sequence[Any]],
-  read: Callable[..., list[int]],
-) -> Int64[np.ndarray, " r"]:
-  found, path = [], rows.file.path
-  for values in batches:
-    first = len(found)
-    found += read(values, where=lambda i, n=first: f"{path}[{n + i}]")
-  if len(found) != len(rows.at):
-    raise InputError(
-      f"{path!r} is damaged: {len(found)} of {len(rows.at)} rows."
-    )
-  return np.array(found, np.int64)
 
 
 def listing_of(source: Source) -> bytes:

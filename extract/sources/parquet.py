@@ -66,15 +66,15 @@ def parquet_rows(
   groups = np.repeat(np.arange(len(sizes)), sizes)
   rows = np.concatenate([np.arange(n) for n in (0, *sizes)])
 
-  def values(column: str) -> Iterator[list[Any]]:
+  def values(column: str) -> Iterator[Any]:
     with listed_files.opened(file, _PARQUET) as opened:
       table = parquet.ParquetFile(opened)
       for batch in table.iter_batches(_LABELS_AT_ONCE, columns=[column]):
-        yield batch.column(0).to_pylist()
+        yield from batch.column(0).to_pylist()
 
   units = values(settings.units or "")
   at = np.stack([groups, rows], axis=1)
-  return FileRows(file, image, at, label, named, values(label), units)
+  return FileRows(image, at, label, named, values(label), units)
 
 
 def _labels(

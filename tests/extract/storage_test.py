@@ -13,10 +13,21 @@ from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import check_cache, open_cache
-from oneshot_dp.extract.cache.shard_file import CacheJob
+from oneshot_dp.extract.cache.shard_file import (
+  CacheJob,
+  checked,
+  encode_shard,
+  put_shard,
+)
 from oneshot_dp.extract.cache.write import begin, finish
-from tests.extract.cache import caches
-from tests.extract.cache.caches import digest, make_info, put, run_job
+from tests.extract.cache.caches import (
+  digest,
+  make_info,
+  make_rows,
+  part,
+  put,
+  run_job,
+)
 from tests.extract.object_server import BUCKET, real_server, served
 from tests.extract.refusals import refused
 
@@ -32,15 +43,13 @@ def place(request, tmp_path, monkeypatch):
     return
   scheme = kind.removeprefix("real-")
   with contextlib.ExitStack() as stack:
-    real = real_server(scheme, tmp_path) if kind != scheme else None
-    ask = stack.enter_context(real) if real else None
+    real = kind != scheme
+    ask = stack.enter_context(real_server(tmp_path)) if real else None
     server = stack.enter_context(served(monkeypatch, tmp_path, ask))
     yield f"{scheme}://{BUCKET}/some/cache", server
 
 
-_STORES = ["s3", "gs"] + [
-  pytest.param(f"real-{s}", marks=pytest.mark.stores) for s in ("s3", "gs")
-]
+_STORES = ["s3", "gs", pytest.param("real-s3", marks=pytest.mark.stores)]
 STORES = pytest.mark.parametrize("place", _STORES, indirect=True)
 EVERYWHERE = pytest.mark.parametrize("place", ["disk", *_STORES], indirect=True)
 
@@ -164,42 +173,29 @@ def test_what_a_store_refuses_is_one_line(place, monkeypatch):
 
 @pytest.mark.slow
 @EVERYWHERE
-def test_an_orphan_of_another_job_is_never_counted(
-  place, tmp_path, monkeypatch
-):
+def test_an_orphan_of_another_job_is_never_counted(place, tmp_path):
   """A worker of a job wakes after another began, in the same place."""
   out, _ = place
   store, info = storage.store_at(out), make_info(40)
   job, other = (CacheJob(info=info, more=more) for more in ("listing", "other"))
   assert begin(out, job)
-
-  def put_late(index, meanwhile):
-    """Puts a shard of the first job, encoded before what happens meanwhile."""
-
-    def slept(*of):
-      patch.undo()
-      made = caches.encode_shard(*of)
-      storage.remove(store, list(storage.listed(store)))
-      meanwhile()
-      return made
-
-    with monkeypatch.context() as patch:
-      patch.setattr(caches, "encode_shard", slept)
-      put(out, job, index, seed=1)
-
-  def begin_other():
-    assert begin(out, other)
-    put(out, other, 0)
-
-  put_late(1, begin_other)
-  # It put a shard: whoever comes to it refuses it, and nothing counts it.
+  late = []  # what it puts at last: two shards
+  for index in (1, 2):
+    rows = part(make_rows(info, seed=1), info.shard_range(index))
+    late.append(encode_shard(checked(rows, info, "rows"), job, index))
+  storage.remove(store, list(storage.listed(store)))
+  assert begin(out, other)
+  put(out, other, 0)
+  put_shard(out, job, *late[0])
+  # Whoever comes to it refuses it, and nothing counts it.
   with refused("is of another job, which may still run", RunError):
     put(out, other, 1)
   assert INFO_FILE not in storage.listed(store)
+  storage.remove(store, list(storage.listed(store)))
+  cache = run_job(out, info, "other")
   with refused("is of another job", RunError):
-    put_late(2, lambda: run_job(out, info, "other"))
+    put_shard(out, job, *late[1])
   assert check_cache(out) == []
-  cache = open_cache(out)
   # Its launcher, too, if it wakes: it neither finishes nor changes the other's.
   own = run_job(tmp_path / "own", info, "listing").info.shards
   with refused("are not there|taken over by another job", RunError):
