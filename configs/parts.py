@@ -38,12 +38,9 @@ class Part:
     """What was given to --rows; "" is the whole. InputError: it is no part."""
     if found := _PART.fullmatch(text.strip() or "[:]"):
       return cls(int(found[1] or 0), int(found[2] or 100))
-    numbers = re.sub(r"(\d+)%?", r"\1%", text.strip(" []"))
-    given = re.fullmatch(r"\d*%?\s*:\s*\d*%?", text.strip(" []"))
     raise InputError(
       f"--rows {text!a} is not a part of a cache: give percentages in brackets,"
-      f" such as '[{numbers if given else ':80%'}]'; rows are chosen by their"
-      " content, not by their number."
+      " such as '[:80%]'; rows are chosen by content, not by their number."
     )
 
   def __str__(self) -> str:

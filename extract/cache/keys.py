@@ -128,17 +128,13 @@ def keys_of(cache: "FeatureCache") -> dict[str, UInt64[np.ndarray, " _keys"]]:
   row has is left out. Reads all rows once, and holds about 64 bytes for each,
   of 2 · `MOST_KEYS` at most.
   """
-  found: dict[str, list[np.ndarray]] = {}
-  waiting = 0
+  none, waiting = np.empty(0, np.uint64), 0
+  found = {kind: [none] for kind in ("image", "direction", "unit")}
   for rows in cache.blocks():
-    new = {
-      "image": rows["image_key"][:, 0],
-      "direction": direction_keys(rows["embedding"]),
-    }
+    found["image"].append(rows["image_key"][:, 0])
+    found["direction"].append(direction_keys(rows["embedding"]))
     if "unit_id" in rows:
-      new["unit"] = _unit_words(np.unique(rows["unit_id"]))
-    for kind, keys in new.items():
-      found.setdefault(kind, []).append(keys)
+      found["unit"].append(_unit_words(np.unique(rows["unit_id"])))
     waiting += len(rows["label"])
     if waiting > MOST_KEYS:
       found = {kind: [_smallest(parts)] for kind, parts in found.items()}

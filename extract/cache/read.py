@@ -176,13 +176,12 @@ def check_cache(path: str | os.PathLike) -> list[str]:
       problems.append(f"{where} is damaged, or not there ({e})")
       continue
     jobs |= of_jobs
-    lengths = [len(rows["label"]) for rows in blocks]
-    whole = all(length == BLOCK_ROWS for length in lengths[:-1])
+    starts = range(0, max(1, found.rows), BLOCK_ROWS)
+    cut = [min(BLOCK_ROWS, found.rows - at) for at in starts]
+    whole = [len(rows["label"]) for rows in blocks] == cut
     if found.sha256 != shard.sha256:
       problems.append(f"{where}: its SHA-256 is another")
-    if found != shard or not (
-      whole and lengths[-1] <= BLOCK_ROWS and found.rows <= info.shard_rows
-    ):
+    if found != shard or not whole or found.rows > info.shard_rows:
       problems.append(
         f"{where}: {found.rows} rows in {found.blocks} blocks, and the metadata"
         f" say {shard.rows} in {shard.blocks}, of {BLOCK_ROWS} at most"
@@ -226,7 +225,7 @@ def describe(cache: FeatureCache) -> dict[str, str]:
   made_by = [info.backbone.get(name) for name in ("name", "layer")]
   if sha256 := info.backbone.get("weights_sha256"):
     made_by.append(f"weights {sha256[:12]}")
-  libraries = (info.computed_by or {}).get("libraries", {})
+  libraries = info.computed_by.get("libraries", {})
   versions = ", ".join(f"{name} {v}" for name, v in libraries.items())
   names = ", ".join(info.class_names[:8]) + ", …" * (info.num_classes > 8)
   return {

@@ -83,6 +83,9 @@ def test_keys_blocks_counts_and_records(out, rows, monkeypatch):
 
   path = out / open_cache(out).info.shards[0].file
   writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+  writer.close()
+  assert any("0 rows in 0 blocks" in p for p in check_cache(out))
+  writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
   writer.write(b"\xff no block")
   writer.close()
   sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
