@@ -13,8 +13,9 @@ import pytest
 
 from oneshot_dp.configs.errors import BrokenImageError, RunError
 from oneshot_dp.configs.extract_config import PreprocessConfig
+from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import INFO_FILE
-from oneshot_dp.extract.cache.shard_file import CacheJob
+from oneshot_dp.extract.cache.shard_file import CacheJob, read_shard
 from oneshot_dp.extract.job import on_beam, shard, worker
 from oneshot_dp.extract.job.job import run_extraction
 from oneshot_dp.extract.sources.open_source import open_source
@@ -108,22 +109,23 @@ def test_workers_are_asked_for_numbers_alone_and_find_the_rest(
   photos, whole, tmp_path, monkeypatch
 ):
   """What an engine shows of a job tells nothing of the listing."""
-  seen = []
+  graphs, out = [], str(tmp_path / "cache")
 
-  class Seen(on_beam._Running):
-    def __init__(self, job, run, options):
-      super().__init__(job, run, options)
-      seen.append((job, str(self._pipeline.to_runner_api())))
+  def seen(pipeline, run=on_beam.beam.Pipeline.run):
+    graphs.append(str(pipeline.to_runner_api()))
+    return run(pipeline)
 
-  monkeypatch.setattr(on_beam, "_Running", Seen)
+  monkeypatch.setattr(on_beam.beam.Pipeline, "run", seen)
   monkeypatch.setattr(worker, "_jobs", Forgetful())
   job = job_of(photos, on_decode_error="skip")
-  run_extraction(job, str(tmp_path / "cache"), THREADS)
-  ((job, graph),) = seen
-  assert job.cache.digest not in graph
+  info = run_extraction(job, out, THREADS).info
+  assert digest(out) == whole
+  name, store = info.shard_name(0), storage.store_at(out)
+  _, (of_job,), _ = read_shard(store, name, info)
+  (graph,) = graphs
+  assert of_job not in graph
   assert "0013.png" not in graph
   assert len(graph) < 60_000
-  assert digest(tmp_path / "cache") == whole
 
 
 def test_a_worker_computes_as_the_launcher_or_not_at_all(
@@ -180,20 +182,12 @@ def test_what_cannot_be_stopped_is_said(photos, tmp_path, monkeypatch):
   monkeypatch.setattr(on_beam, "CANCEL_SECONDS", 0.1)
 
   class Deaf:
-    def run(self):
-      return self
-
     def cancel(self):
       time.sleep(2)
 
     wait_until_finish = cancel
 
-  class Running(on_beam._Running):
-    def __init__(self, *of):
-      super().__init__(*of)
-      vars(self)["_pipeline"] = Deaf()
-
-  monkeypatch.setattr(on_beam, "_Running", Running)
+  monkeypatch.setattr(on_beam.beam.Pipeline, "run", lambda _: Deaf())
   job = job_of(photos, stall_seconds=1)
   with refused("may still run as .* on the engine behind", RunError) as caught:
     run_extraction(job, str(tmp_path / "cache"), ["--runner=DirectRunner"])
