@@ -15,6 +15,7 @@ def test_what_is_listed(tmp_path):
   write(tmp_path, "a/b/y", data=b"yy")
   (tmp_path / "link").symlink_to(tmp_path / "a" / "x")
   (tmp_path / "gone").symlink_to(tmp_path / "none")
+  (tmp_path / "zero").symlink_to("/dev/zero")
   (tmp_path / "a" / "b" / "up").symlink_to(tmp_path / "a")
   (tmp_path / "twice").symlink_to(tmp_path / "a" / "b")
   os.mkfifo(tmp_path / "fifo")
@@ -23,7 +24,9 @@ def test_what_is_listed(tmp_path):
   assert found.pop("twice/up/x") == 1
   assert found.pop("a/b/y") == found.pop("twice/y") == 2
   assert found.pop("a/x") == found.pop("link") == 1
-  assert found == dict.fromkeys(("a/b/up", "fifo", "gone", "twice/up/b"), -1)
+  assert found == dict.fromkeys(
+    ("a/b/up", "fifo", "gone", "twice/up/b", "zero"), -1
+  )
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path):

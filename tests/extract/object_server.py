@@ -35,7 +35,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
   """`fault(kind)`, by method or LIST, says what happens to a request.
 
   Nothing; a status to answer with; "reset" (RST, nothing is done), "cut" (half
-  of the answer comes), "lose" (it is done, but no answer comes) or "slow".
+  of the answer comes) or "lose" (it is done, but no answer comes).
   """
 
   daemon_threads = True
@@ -47,10 +47,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     self.seen: list[str] = []
     self.fault: Callable[[str], int | str | None] = lambda kind: None
     self.ask = ask or self.remember
-
-  @property
-  def url(self) -> str:
-    return f"http://127.0.0.1:{self.server_port}"
+    self.url = f"http://127.0.0.1:{self.server_port}"
 
   def handle_error(self, request, client_address) -> None:
     pass  # a client that was killed, or a connection that was reset
@@ -85,7 +82,6 @@ class ObjectServer(http.server.ThreadingHTTPServer):
       if (data := self.objects.get(name)) is None:
         return 404, [], b"<Error><Code>NoSuchKey</Code></Error>"
     found = _version(data)
-    found.append(("last-modified", "Mon, 01 Jan 2024 00:00:00 GMT"))
     if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", "")):
       start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
       found.append(("content-range", f"bytes {start}-{end - 1}/{len(data)}"))
@@ -93,19 +89,21 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     return 200, found, data
 
   def _list(self, prefix: str) -> Answer:
-    entries = "".join(
-      f"<Contents><Key>{name}</Key><Size>{len(data)}</Size>"
-      f'<ETag>"{hash(data)}"</ETag>'
-      "<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents>"
-      for name, data in sorted(self.objects.items())
-      if name.startswith(prefix)
-    )
-    text = f"<ListBucketResult>{entries}<IsTruncated>false</IsTruncated>"
+    text = "<ListBucketResult><IsTruncated>false</IsTruncated>"
+    for name, data in self.objects.items():
+      if name.startswith(prefix):
+        text += (
+          f"<Contents><Key>{name}</Key><Size>{len(data)}</Size>"
+          f'<ETag>"{hash(data)}"</ETag>'
+          "<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents>"
+        )
     return 200, [], f"{text}</ListBucketResult>".encode()
 
 
 def _version(data: bytes) -> list[tuple[str, str]]:
-  return [("etag", str(hash(data))), ("x-goog-generation", "1")]
+  date = "Mon, 01 Jan 2024 00:00:00 GMT"
+  found = {"etag": str(hash(data)), "x-goog-generation": "1"}
+  return [*found.items(), ("last-modified", date)]
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -130,8 +128,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       return
     answer = server.ask(self.command, self.path, self.headers, body)
     self.close_connection = fault in ("lose", "cut")
-    if fault == "slow":
-      time.sleep(0.1)
     if fault != "lose":
       self._answer(*answer, cut=fault == "cut")
 

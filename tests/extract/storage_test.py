@@ -31,7 +31,7 @@ from tests.extract.cache.caches import (
 from tests.extract.object_server import BUCKET, real_server, served
 from tests.extract.refusals import refused
 
-FAULTS = ("reset", "cut", "lose", 500, "slow", 503, 429)
+FAULTS = ("reset", "cut", "lose", 500, 503, 429)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_store_keeps_what_it_is_given(place):
 def test_a_bad_network_makes_the_same_bytes_at_the_first_try(
   place, tmp_path, monkeypatch
 ):
-  """One call in five is refused, reset, cut, lost or slow."""
+  """One call in five is refused, reset, cut or lost."""
   url, server = place
   asked, done = collections.Counter(), set()
 
@@ -157,8 +157,7 @@ def test_what_a_store_refuses_is_one_line(place, monkeypatch):
     assert "loopback-secret-0" not in str(caught.value)
   server.fault = lambda kind: None
   cache = run_job(url, make_info())
-  retries = storage._RETRIES | {"max_retries": 0}
-  monkeypatch.setattr(storage, "_RETRIES", retries)
+  monkeypatch.setitem(storage._RETRIES, "max_retries", 0)
   monkeypatch.setattr(storage, "_WAITS", (0.01,))
   storage._remote.cache_clear()
   for fault in (500, "reset", "cut"):

@@ -40,27 +40,15 @@ EXACT = {"lossless": True, "exact": True}
 
 
 @pytest.mark.parametrize(
-  ("image", "kind", "options", "most"),
-  [
-    (RGB, "JPEG", FINE | {"progressive": True}, 6),
-    (RGB.convert("CMYK"), "JPEG", FINE, 12),  # and not inverted
-    (Image.fromarray(GRAY), "JPEG", {"quality": 98}, 3),
-    (RGB, "WEBP", {"quality": 98}, 40),
-  ],
-)
-def test_lossy_formats_are_near(image, kind, options, most):
-  error = decode_image(encode(image, kind, **options)).astype(int)
-  error -= GRAY[..., None] if image.mode == "L" else gradient()
-  assert np.abs(error).max() <= most
-  assert np.abs(error).mean() < 4
-
-
-@pytest.mark.parametrize(
   ("image", "kind", "options", "expected"),
   [
     (RGB, "PNG", {}, gradient()),
     (RGB, "BMP", {}, gradient()),
     (RGB, "WEBP", {"lossless": True}, gradient()),
+    (RGB, "WEBP", {"quality": 98}, gradient()),
+    (RGB, "JPEG", FINE | {"progressive": True}, gradient()),
+    (RGB.convert("CMYK"), "JPEG", FINE, gradient()),  # and not inverted
+    (Image.fromarray(GRAY), "JPEG", FINE, GRAY),
     (PALETTE, "PNG", {}, COLOURS),
     (PALETTE, "GIF", {}, COLOURS),
     # Transparency is dropped and not blended.
@@ -75,13 +63,15 @@ def test_lossy_formats_are_near(image, kind, options, most):
     (Image.fromarray(GRAY > 100), "PNG", {}, np.where(GRAY > 100, 255, 0)),
   ],
 )
-def test_what_loses_nothing_gives_the_very_pixels(
-  image, kind, options, expected
-):
+def test_pixels_are_those_of_the_image(image, kind, options, expected):
+  """The very ones, but where the format loses some."""
   if expected.ndim == 2:
     expected = np.repeat(expected[..., None], 3, axis=-1)
   decoded = decode_image(encode(image, kind, **options))
-  np.testing.assert_array_equal(decoded, expected)
+  error = np.abs(decoded.astype(int) - expected)
+  most = {"JPEG": 12, "WEBP": 40}[kind] if "quality" in options else 0
+  assert error.max() <= most
+  assert error.mean() <= most / 3
 
 
 # What a camera stores so that the tag's number turns it upright.
@@ -117,16 +107,6 @@ NOISE = Image.fromarray(
 )
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
-@pytest.mark.parametrize("kept", [0.02, 0.9])
-def test_truncated_images_are_refused(kind, kept):
-  data = encode(NOISE, kind)
-  with pytest.raises(DecodeError) as caught:
-    decode_image(data[: int(kept * len(data))])
-  assert str(caught.value).isprintable()
-  assert " at 0x" not in str(caught.value)
-
-
 def bomb() -> bytes:
   data = bytearray(encode(Image.new("1", (8, 8)), "PNG"))
   data[16:24] = struct.pack(">II", 10_000, 10_000)
@@ -136,6 +116,7 @@ def bomb() -> bytes:
 
 NONE = r"\d+ bytes that are not a readable"
 OTHERS = ("TIFF", "PPM", "TGA", "ICO", "PCX", "SGI")  # the list is closed
+WHOLE = [encode(NOISE, kind) for kind in ("JPEG", "PNG", "WEBP", "BMP", "GIF")]
 
 
 @pytest.mark.parametrize(
@@ -147,11 +128,13 @@ OTHERS = ("TIFF", "PPM", "TGA", "ICO", "PCX", "SGI")  # the list is closed
     (b"\0\0\0\x18ftypheic" + bytes(40), "HEIC, .*: convert"),
     (b"II*\0" + bytes(40), "TIFF: convert"),
     (bomb(), ""),
+    *((data[: len(data) // 50], "") for data in WHOLE),  # cut short
+    *((data[: 9 * len(data) // 10], "") for data in WHOLE),
   ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_no_image_is_refused(data, said):
-  with pytest.raises(DecodeError, match=said):
+  with refused(f"^(?!.* at 0x).*{said}", DecodeError):
     decode_image(data)
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.sources import archives
-from oneshot_dp.extract.sources.open_source import listing_of, reopened
+from oneshot_dp.extract.sources.open_source import listing_of
 from tests.extract.refusals import refused
-from tests.extract.sources.made import arrays, opened, write_tar
+from tests.extract.sources.made import again, arrays, opened, write_tar
 
 
 def saved(folder: pathlib.Path, **values: Any) -> pathlib.Path:
@@ -29,20 +29,18 @@ def test_rows_are_examples(tmp_path, channels, dtype):
   values["label"] = values["label"].astype(dtype)
   path = saved(tmp_path, **values)
   found = opened(path)
-  for source in (found, reopened(listing_of(found))):
+  for source in (found, again(found)):
     assert (len(source), source.name, source.split) == (7, "pets", "all")
     assert source.class_names == ("cat", "dog", "eel")
-    for row in range(7):
-      image = source[row].image
+    for row, (label, image, _) in enumerate(source):
       np.testing.assert_array_equal(image, values["image"][row], strict=True)
-      assert type(source[row].label) is int
-      assert source[row].label == row % 3
+      assert (type(label), label) == (int, row % 3)
     assert source.where(3) == f"{path}[3]"
   np.savez_compressed(path, **values)
   assert listing_of(opened(path)) != listing_of(found)
   archives._kept.cache_clear()  # as in another process
   with refused("was changed since", RunError):
-    reopened(listing_of(found))[0]
+    again(found)[0]
 
 
 def test_splits_of_one_file(tmp_path):
@@ -131,14 +129,13 @@ def test_files_that_are_no_npz(tmp_path):
 
 @pytest.mark.parametrize("array", ["owner", "unit_id"])
 def test_whose_an_image_is(tmp_path, array):
-  units = np.array([5, -1, 5, 2**40, 5, 0, -1])
-  found = opened(saved(tmp_path, **arrays(), **{array: units}), units="owner")
-  assert found.unit == "owner"
-  assert [found[row].unit_id for row in range(7)] == units.tolist()
-  names = np.array(["anna", "bo", "anna ", "c", "d", "e", "f"])
-  path = saved(tmp_path, **arrays(), **{array: names})
-  found = opened(path, units="owner")
-  assert found[0].unit_id == found[2].unit_id != found[1].unit_id
+  for units in [5, -1, 5, 2**40, 5, 0, -1], ["a", "b", "a ", *"cdef"]:
+    path = saved(tmp_path, **arrays(), **{array: np.array(units)})
+    found = opened(path, units="owner")
+    assert found.unit == "owner"
+    ids = [example.unit_id for example in found]
+    assert ids[0] == ids[2] != ids[1]
+    assert ids == units or isinstance(units[0], str)
 
 
 @pytest.mark.parametrize(

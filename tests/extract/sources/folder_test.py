@@ -2,17 +2,14 @@
 
 import os
 import pathlib
-import socket
 
-import hypothesis
 import pytest
-from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources.open_source import listing_of, reopened
+from oneshot_dp.extract.sources.open_source import listing_of
 from oneshot_dp.extract.sources.source import Source
 from tests.extract.refusals import refused
-from tests.extract.sources.made import opened, write
+from tests.extract.sources.made import again, opened, write
 
 
 def images(source: Source) -> list[str]:
@@ -37,7 +34,7 @@ def test_reads_files_undecoded_and_passes_over_others(
   assert (found.name, found.split, found.unit) == ("birds", "all", "example")
   assert found.class_names == ("a", "b")
   assert [found[i].label for i in range(6)] == [0, 0, 1, 1, 1, 1]
-  for source in (found, reopened(listing_of(found))):
+  for source in (found, again(found)):
     assert images(source) == [*names, "x"]
     for i in range(5):
       assert source[i].image == pathlib.Path(source.where(i)).read_bytes()
@@ -78,28 +75,15 @@ def test_splits_are_folders(tmp_path):
       opened(none, split=split)
 
 
-names = st.text(st.sampled_from("abZ-_ .0é~"), min_size=1, max_size=4).filter(
-  lambda name: name.strip(". ") and not name.startswith(".")
-)
-
-
-@hypothesis.settings(deadline=None, max_examples=15)
-@hypothesis.given(
-  st.sets(st.tuples(names, names), min_size=1, max_size=12), st.randoms()
-)
-def test_order_is_that_of_the_bytes_of_the_paths(tmp_path_factory, paths, rng):
-  root = tmp_path_factory.mktemp("root")
-  shuffled = [f"{folder}/{file}.png" for folder, file in sorted(paths)]
-  rng.shuffle(shuffled)
-  write(root, *shuffled)
-  found = opened(root)
-  assert images(found) == sorted(shuffled, key=os.fsencode)
-  assert list(found.class_names) == sorted({folder for folder, _ in paths})
-  for i, image in enumerate(images(found)):
-    assert found.class_names[found[i].label] == image.split("/")[0]
-  again = reopened(listing_of(found))
-  assert images(again) == images(found)
-  assert listing_of(again) == listing_of(found)
+def test_order_is_that_of_the_bytes_of_the_paths(tmp_path):
+  folders = ("0", "Z", "_", "a", "a b", "a-", "a.b", "é")
+  every = [f"{f}/{name}.png" for f in folders for name in ("~", "b-", "b", "é")]
+  write(tmp_path, *every)
+  found = opened(tmp_path)
+  assert images(found) == sorted(every, key=os.fsencode)
+  assert found.class_names == folders
+  for label, image, _ in found:
+    assert image.decode().split("/")[0] == folders[label]
 
 
 def test_links_are_followed_but_to_what_is_no_file(tmp_path):
@@ -116,13 +100,9 @@ def test_links_are_followed_but_to_what_is_no_file(tmp_path):
   ]
   (tmp_path / "store/up").symlink_to(tmp_path / "store")
   (root / "c").symlink_to(tmp_path / "gone")
-  (root / "a/5.png").symlink_to("/dev/zero")
   (root / "a/7.png").symlink_to(tmp_path / "gone.png")
   os.mkfifo(root / "a/8.jpg")
-  with socket.socket(socket.AF_UNIX) as made:
-    made.bind(str(root / "a/6.png"))
-  listed = "'a/5.png', 'a/6.png', 'a/7.png', 'a/8.jpg', 'b/up', 'c'"
-  with refused(f"or what is no file: {listed}; mend"):
+  with refused("or what is no file: 'a/7.png', 'a/8.jpg', 'b/up', 'c'; mend"):
     opened(root)
 
 
@@ -160,7 +140,7 @@ def test_a_photograph_that_came_went_or_changed_is_another_job(tmp_path):
   (tmp_path / "a/1.png").write_bytes(b"a/9.png")  # of the same size
   os.utime(tmp_path / "a/1.png", ns=(5, 5))
   assert listing_of(opened(tmp_path)) != listing_of(first)
-  for source, index in ((came, 1), (first, 0), (reopened(listing_of(came)), 0)):
+  for source, index in ((came, 1), (first, 0), (again(came), 0)):
     with refused("was there when the files were listed, and cannot", RunError):
       source[index]
   with refused("give a folder of a folder of images"):

@@ -5,9 +5,8 @@ import pathlib
 import pytest
 
 from oneshot_dp.extract.sources import labels
-from oneshot_dp.extract.sources.open_source import listing_of, reopened
 from tests.extract.refusals import refused
-from tests.extract.sources.made import opened, write
+from tests.extract.sources.made import again, opened, write
 
 ANNA = 0xD04474CC4B844A8C >> 1
 """The first 63 bits of `printf anna | b2sum -l 64`."""
@@ -33,8 +32,7 @@ def numbers(table, root, split=None):
   source = opened(root, units=table, split=split)
   assert source.unit == "patient"
   path.unlink(missing_ok=True)
-  again = reopened(listing_of(source))
-  assert [e.unit_id for e in again] == [e.unit_id for e in source]
+  assert [*again(source)] == [*source]
   return [example.unit_id for example in source]
 
 

@@ -13,20 +13,23 @@ import pyarrow.parquet
 from PIL import Image
 
 from oneshot_dp.configs.extract_config import SourceSettings
-from oneshot_dp.extract.sources.open_source import open_source
+from oneshot_dp.extract.sources import open_source as sources
+
+
+def again(source: Any) -> Any:
+  """What a worker makes of it, who has no more than its listing."""
+  return sources.reopened(sources.listing_of(source))
 
 
 def opened(*location: Any, **settings: Any) -> Any:
-  return open_source(
-    SourceSettings(location=tuple(map(str, location)), **settings)
-  )
+  words = tuple(map(str, location))
+  return sources.open_source(SourceSettings(location=words, **settings))
 
 
 def png(value: Any = 0) -> bytes:
-  one = not isinstance(value, np.ndarray)
-  pixels = np.full((4, 5, 3), value, np.uint8) if one else value
-  file = io.BytesIO()
-  Image.fromarray(pixels).save(file, "PNG")
+  is_one = not isinstance(value, np.ndarray)
+  pixels = np.full((4, 5, 3), value, np.uint8) if is_one else value
+  Image.fromarray(pixels).save(file := io.BytesIO(), "PNG")
   return file.getvalue()
 
 
@@ -64,20 +67,17 @@ def write_table(
     members: dict[str, bytes] = {}
     for row, image in enumerate(images):
       own = {name: values[row] for name, values in columns.items()}
-      members[f"some/{row:05d}.png"] = image or b""
+      members[f"some/{row}.png"] = image or b""
       if "label" in own:
-        members[f"some/{row:05d}.cls"] = str(own.pop("label")).encode()
-      members[f"some/{row:05d}.json"] = json.dumps(own).encode()
-    write_tar(path, members)
-    return
+        members[f"some/{row}.cls"] = str(own.pop("label")).encode()
+      members[f"some/{row}.json"] = json.dumps(own).encode()
+    return write_tar(path, members)
   kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
   structs = [{"bytes": image, "path": None} for image in images]
   table = pa.table({"img": pa.array(structs, kind), **columns})
-  features = {
-    "label": {"names": list(class_names), "_type": "ClassLabel"},
-    "boxes": [{"dtype": "int64", "_type": "Value"}],
-  }
   if class_names:
+    label = {"names": list(class_names), "_type": "ClassLabel"}
+    features = {"label": label, "boxes": [{"_type": "Value"}]}
     said = json.dumps({"info": {"features": features}})
     table = table.replace_schema_metadata({"huggingface": said})
   pyarrow.parquet.write_table(table, path, row_group_size=rows)

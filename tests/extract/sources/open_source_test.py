@@ -13,7 +13,14 @@ from oneshot_dp.extract.sources.open_source import (
 )
 from tests.extract import object_server
 from tests.extract.refusals import refused
-from tests.extract.sources.made import arrays, opened, png, write, write_table
+from tests.extract.sources.made import (
+  again,
+  arrays,
+  opened,
+  png,
+  write,
+  write_table,
+)
 
 KINDS = ("folder", "npz", "parquet", "tar")
 NAMES = {"class_names": ("cat", "dog", "eel")}
@@ -52,7 +59,7 @@ def test_a_url_is_read_as_the_files_are(tmp_path, upload, scheme, kind):
   there = opened(f"{scheme}://{object_server.BUCKET}/pets", **NAMES)
   assert (there.name, there.split) == (here.name, here.split)
   assert there.where(0).startswith(f"{scheme}://")
-  for source in (there, reopened(listing_of(there))):
+  for source in (there, again(there)):
     assert len(source) == len(here) > 1
     for one, other in zip(source, here, strict=True):
       assert one.label == other.label

@@ -15,9 +15,9 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.sources import parquet
-from oneshot_dp.extract.sources.open_source import listing_of, reopened
+from oneshot_dp.extract.sources.open_source import listing_of
 from tests.extract.refusals import refused
-from tests.extract.sources.made import opened, write_table
+from tests.extract.sources.made import again, opened, write_table
 
 KINDS = ("parquet", "tar")
 CLASSES = ("cat", "dog", "owl")
@@ -52,8 +52,7 @@ def test_every_row_once_in_order(tmp_path, kind):
     for p in PATIENTS
   ]
   expected = [*zip(LABELS, IMAGES, owners, strict=True)]
-  # A worker has no more than the listing.
-  assert [*source] == [*reopened(listing_of(source))] == expected
+  assert [*source] == [*again(source)] == expected
   assert re.fullmatch(rf"{tmp_path}.*\[0\]", source.where(31))
   with pytest.raises(IndexError):
     source[N]
@@ -208,21 +207,21 @@ def test_workers_read_what_was_listed(tmp_path, kind, change):
   """Files are compared when a worker opens them, and while it reads."""
   path = tmp_path / f"x.{kind}"
   write_table(path, IMAGES, CLASSES, label=LABELS)
-  listing = listing_of(of(path, kind))
-  assert reopened(listing)[69].image == IMAGES[69]
+  source = of(path, kind)
+  assert again(source)[69].image == IMAGES[69]
   data = path.read_bytes()
   length = {"shorter": len(data) // 2, "empty": 0}.get(change, len(data))
   path.write_bytes(data[:length])
   os.utime(path, (0, 0))
   if change == "other":
-    assert listing_of(of(path, kind)) != listing
+    assert listing_of(of(path, kind)) != listing_of(source)
   elif change == "gone":
     path.unlink()
   else:
     with refused(f"x.{kind}"):
       of(path, kind)
   with refused("cannot be read", RunError):
-    reopened(listing)[3]
+    again(source)[3]
 
 
 def test_damaged_parquet_is_one_line(tmp_path):

@@ -14,9 +14,9 @@ import pytest
 import tensorflow_datasets as tfds
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources.open_source import listing_of, reopened
+from oneshot_dp.extract.sources.open_source import listing_of
 from tests.extract.refusals import refused
-from tests.extract.sources.made import opened, png
+from tests.extract.sources.made import again, opened, png
 
 CLASSES = ("cat", "dog", "eel")
 SPLITS = {"train": range(40), "test": range(40, 46)}
@@ -105,12 +105,13 @@ def test_reads_file_bytes_and_labels_of_each_split(data_dir):
     found = pets(data_dir, split=split)
     assert (found.name, found.split) == ("oneshot_pets/plain", split)
     assert (found.class_names, found.unit) == (CLASSES, "example")
-    for source in (found, reopened(listing_of(found))):
-      assert [*source] == [(row % 3, png(row), None) for row in rows]
+    expected = [(row % 3, png(row), None) for row in rows]
+    indices = [i * 7 % len(rows) for i in range(300)]
+    for source in (found, again(found)):
+      assert [*source] == expected
       with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        indices = [i * 7 % len(rows) for i in range(300)]
-        images = [e.image for e in pool.map(source.__getitem__, indices)]
-      assert images == [png(rows[i]) for i in indices]
+        read = [*pool.map(source.__getitem__, indices)]
+      assert read == [expected[i] for i in indices]
       assert source.where(5) == f"oneshot_pets/plain/{split}[5]"
     for index in (-1, len(rows)):
       with pytest.raises(IndexError, match=f"{index} is not in"):
@@ -216,12 +217,11 @@ def test_other_formats_and_unfinished_folders_say_what_to_do(copied, tmp_path):
 def test_a_lost_or_other_shard_is_named(copied, tmp_path):
   (shard,) = copied.glob("*-train.array_record-*")
   found = pets(tmp_path)
-  listing = listing_of(found)
   shard.write_bytes(shard.read_bytes() + b"\0")
   with refused("is not here what it was where the job", RunError):
-    reopened(listing)[3]
+    again(found)[3]
   shard.unlink()
   with refused(rf"{shard.name}' cannot be read", RunError):
-    reopened(listing)[3]
+    again(found)[3]
   with refused(r"train\[3\] cannot be read: .*open", RunError):
     found[3]
