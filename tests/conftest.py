@@ -108,9 +108,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("repeatable")
 
-# Scripts that are run by hand, where the libraries that they compare with are.
+# A script that is run by hand, where the libraries that it compares with are.
 collect_ignore = ["benchmarks/forward_pass.py"]
-collect_ignore_glob = ["**/*_golden.py", "**/run_transformers.py"]
 
 
 # They mostly wait for processes of their own, or take long: one test process

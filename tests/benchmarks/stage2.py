@@ -21,11 +21,11 @@ from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.linear_dp import statistics
-from oneshot_dp.linear_dp.data import Data
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
+from oneshot_dp.pipeline.runs.scores import data_of
 
 _POOL_ROWS = 8192
 _REPEATS = 5
@@ -72,13 +72,7 @@ def synthetic_cache(
 
 
 def class_sums(cache: FeatureCache) -> None:
-  info = cache.info
-  data = Data(
-    blocks=cache.blocks,
-    n=cache.n,
-    feature_dim=info.feature_dim,
-    num_classes=info.num_classes,
-  )
+  info, data = cache.info, data_of(cache)
 
   def read() -> None:
     for block in cache.blocks():

@@ -1,12 +1,9 @@
 """A Flink cluster on this machine: separate JVMs, and a worker pool for each.
 
-    python -m tests.cluster.flink extract photos --out cache …
-
-starts one JobManager, three TaskManagers of one slot with a Python worker pool
-beside each, and Beam's Flink job server; runs `oneshot-dp extract …` through
-them; and stops them. A job of parallelism 2 has work on two, and the third is
-the spare. Needs Java 11 or 17, and Maven, which fetches Flink and Beam's part
-of it (pom.xml). What is tested with it is in kills.py.
+One JobManager, three TaskManagers of one slot with a Python worker pool beside
+each, and Beam's Flink job server. A job of parallelism 2 has work on two, and
+the third is the spare. Needs Java 11 or 17, and Maven, which fetches Flink and
+Beam's part of it (pom.xml). What is tested with it is in kills.py.
 """
 
 import contextlib
@@ -20,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -279,21 +275,3 @@ def stop_when_told() -> None:
   # A shell's background job ignores it, and so would all that it starts.
   signal.signal(signal.SIGINT, signal.default_int_handler)
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-
-
-def main(words: list[str]) -> int:
-  """Runs an `oneshot-dp` command on a cluster of its own."""
-  try:
-    fetch_jars()
-  except CannotRun as reason:
-    sys.exit(f"There can be no Flink cluster here: {reason}.")
-  stop_when_told()
-  with (
-    tempfile.TemporaryDirectory() as folder,
-    FlinkCluster(pathlib.Path(folder)) as cluster,
-  ):
-    return subprocess.call([*ONESHOT_DP, *words, *cluster.flags])
-
-
-if __name__ == "__main__":
-  sys.exit(main(sys.argv[1:]))

@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from oneshot_dp.pipeline.cli import COMMANDS, main
+from tests.pipeline.image_heads import ROOT, digits
 
-ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = sorted(
   str(path.relative_to(ROOT))
   for folder in ("", "configs", "extract", "linear_dp", "pipeline", "tests")
@@ -42,12 +42,13 @@ def text_of(document: str) -> str:
 
 def write_photos(folder: pathlib.Path) -> None:
   """Digits as photographs of 50 people, in a folder for each class."""
-  with np.load(ROOT / "configs" / "digits.npz") as digits:
-    images, labels = digits["train_image"][..., 0], digits["train_label"]
+  images, labels = digits("train")
   for i in range(310):
     place = folder / (f"photos/digit{labels[i]}" if i < 300 else "new_photos")
     place.mkdir(parents=True, exist_ok=True)
-    pixels = Image.fromarray((images[i] * 15.0).clip(0, 255).astype(np.uint8))
+    pixels = Image.fromarray(
+      (images[i, ..., 0] * 15.0).clip(0, 255).astype(np.uint8)
+    )
     pixels.resize((32, 32)).save(place / f"p{i % 50}_{i}.png")
 
 

@@ -19,12 +19,11 @@ from oneshot_dp.linear_dp.private_head import (
   train_heads,
 )
 from oneshot_dp.linear_dp.train import HEADS, cost, train
+from tests.sample_caches import clusters
 
 N, D, K = 400, 6, 4
 DELTA = 1e-4
-LABEL = np.random.default_rng(3).integers(0, K, N)
-ROWS = np.eye(K, D)[LABEL] - 0.15
-ROWS += 0.1 * np.random.default_rng(4).standard_normal((N, D))
+ROWS, LABEL = clusters((N // K,) * K, D)
 
 
 def heads(**changes: Any):
@@ -165,7 +164,7 @@ def test_predicts_nothing_for_rows_of_another_width_or_not_finite(head):
       trained.predict(np.zeros(shape, np.float32))
   assert trained.predict(np.zeros((0, D))).shape == (0,)
   for value in (np.nan, np.inf, -np.inf, 7.7e300):
-    rows = ROWS[:5].copy()
+    rows = ROWS[:5].astype(float)
     rows[3] = value
     with pytest.raises(InputError, match=r"embeddings\[3\] is") as error:
       trained.predict(rows)

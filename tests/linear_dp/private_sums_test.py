@@ -10,7 +10,6 @@ import pytest
 
 from oneshot_dp.linear_dp import rows, statistics
 from oneshot_dp.linear_dp.data import WEIGHT, R
-from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
   SENSITIVITY,
@@ -19,6 +18,7 @@ from tests.linear_dp.statistic_catalogue import (
   K,
   data_of,
   every,
+  exact_sum,
   hostile_rows,
 )
 
@@ -120,10 +120,7 @@ def test_rows_of_zeros_add_nothing(name):
 def test_a_left_that_is_too_long_adds_nothing(lies):
   """Nor is its own bound anything that is believed."""
   x, label = hostile_rows(np.random.default_rng(0))
-  found, _ = PrivateSums(None, 0.0).release(
-    "lies", rows_of(data_of(x, label)), lies, 1.0
-  )
-  assert not found.any()
+  assert not exact_sum(rows_of(data_of(x, label)), lies).any()
 
 
 def test_a_left_is_truncated_to_integers():
@@ -132,7 +129,7 @@ def test_a_left_is_truncated_to_integers():
 
   x, label = np.ones((5, D), np.float32), np.zeros(5, int)
   data = data_of(x, label)
-  found, _ = PrivateSums(None, 0.0).release("h", rows_of(data), half, 1.0)
+  found = exact_sum(rows_of(data), half)
   row = np.asarray(next(rows_of(data).chunks()).row[0]).astype(int)
   expected = 5 * math.floor(WEIGHT * 0.4999999) * row
   np.testing.assert_array_equal(found[0] * SENSITIVITY, expected)
@@ -148,12 +145,9 @@ def test_a_row_that_is_off_the_ball_adds_nothing(left):
     chunk._replace(row=chunk.row.at[1, 0].set(R)) for chunk in long.chunks()
   ]
   long.make = lambda: iter(made)
-  found, _ = PrivateSums(None, 0.0).release("long", long, left, 1.0)
   two = data_of(np.ones((2, D), np.float32), np.zeros(2, int))
-  expected, _ = PrivateSums(None, 0.0).release(
-    "two", rows_of(two, power=power), left, 1.0
-  )
-  np.testing.assert_array_equal(found, expected)
+  expected = exact_sum(rows_of(two, power=power), left)
+  np.testing.assert_array_equal(exact_sum(long, left), expected)
 
 
 # The same bits.
@@ -217,7 +211,5 @@ def test_the_weight_follows_the_number_of_rows():
     assert n * data.weight * R <= 2**61
   data = data_of(np.ones((1, 2), np.float32), [0], n=10**10)
   assert 2**60 < 10**10 * data.weight * R <= 2**61
-  found, _ = PrivateSums(None, 0.0).release(
-    "one", rows_of(data, power=2), statistics.class_sums, 1.0
-  )
+  found = exact_sum(rows_of(data, power=2), statistics.class_sums)
   assert found[0].tolist() == pytest.approx([0.5**0.5] * 2, rel=1e-3)

@@ -40,9 +40,7 @@ def towards_zero(numerator, denominator):
 def lefts_of(name, z, label, w):
   """left of every row, in int64."""
   match name:
-    case "class sums" | "class sums of weights that add up":
-      return np.eye(K, dtype=np.int64)[label] * w[:, None]
-    case "class counts":
+    case "class sums" | "class sums of weights that add up" | "class counts":
       return np.eye(K, dtype=np.int64)[label] * w[:, None]
     case "mean" | "units":
       return w[:, None]

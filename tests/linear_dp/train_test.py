@@ -23,19 +23,16 @@ from oneshot_dp.linear_dp.train import (
   memory_needed,
   train,
 )
+from tests.sample_caches import clusters
 
 N, D, K = 400, 8, 4
 DELTA = 1e-4
 
 
 def data(units=False):
-  rng = np.random.default_rng(3)
-  label = rng.integers(0, K, N)
-  x = np.eye(K, D)[label] + 0.1 * rng.standard_normal((N, D)) - 0.125
   unit_ids = np.arange(N) // 2 if units else None
-  return array_data(
-    x.astype(np.float32), label, num_classes=K, unit_ids=unit_ids
-  )
+  rows = clusters((N // K,) * K, D)
+  return array_data(*rows, num_classes=K, unit_ids=unit_ids)
 
 
 def trained(head, epsilons=(1.0,), given=None, before=None, **more):
