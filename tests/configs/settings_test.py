@@ -24,6 +24,7 @@ from oneshot_dp.configs.head_config import HeadOptions, PublicStart
 from oneshot_dp.configs.parts import WHOLE, Part
 from oneshot_dp.extract.backbones.names import backbone_names
 from oneshot_dp.extract.images import Preprocessing
+from tests.extract.cache.caches import make_info
 from tests.extract.refusals import refused
 
 NO_PARTS = ["[80:]", "[:1000]", "80%:", "[10:20%]", "[80%]", "train[:80%]"]
@@ -100,6 +101,14 @@ def start(vectors, names=("a", "b", "c"), **settings):
     (Part.parse, {"text": "[:101%]"}, "must rise"),
     (Part.parse, {"text": "[50%:50%]"}, "must rise"),
     (Part.parse, {"text": "[60%:40%]"}, "must rise"),
+    (make_info, {"n": 0}, "source_num_examples=0"),
+    (make_info, {"d": -1}, "feature_dim=-1"),
+    (make_info, {"shard_rows": 10**6}, "shard_rows=1000000: 65536 at most"),
+    (make_info, {"class_names": ()}, "class_names is empty"),
+    (make_info, {"class_names": ("a", "b\n")}, "control characters"),
+    (make_info, {"dataset": " "}, "must be a name"),
+    (make_info, {"unit": "x\x1b[1m"}, "unit name"),
+    (make_info, {"backbone": {}}, "backbone=None"),
     (load_experiment, {"name": "cifar10_vit_ti61"}, "mean cifar10_vit_ti16"),
     (load_experiment, {"name": ""}, "nor an experiment: there are imagenet_v"),
     (load_experiment, {"name": "os.path\x1b"}, r"'os.path\\x1b' is no file"),

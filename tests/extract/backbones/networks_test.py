@@ -4,8 +4,9 @@ import functools
 import re
 from typing import Any
 
+import flax.traverse_util
 import jax
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -48,9 +49,9 @@ CASES = [
 ]
 
 
-def applied(key: str) -> tuple[Any, np.ndarray]:
+def applied(key: str, **changes: Any) -> tuple[Any, np.ndarray]:
   """A jitted function of uint8 images alone, and five of these."""
-  network, params, images = drawn.built(key)
+  network, params, images = drawn.built(key, **changes)
   side = images.shape[1]
   apply = apply_function(network, Preprocessing(image_size=side))
   rng = np.random.default_rng(0)
@@ -61,10 +62,15 @@ def applied(key: str) -> tuple[Any, np.ndarray]:
 @pytest.mark.parametrize("key", [*CASES[:2], CASES[3], CASES[6]])
 def test_products_of_float32_are_not_rounded(key):
   """Where a device would take fewer bits, as TPUs and GPUs do."""
-  run, images = applied(key)
-  text = run.lower(images).as_text()
-  number = len(re.findall(r"stablehlo\.(?:dot_general|convolution)", text))
-  assert text.count("HIGHEST") == 2 * number > 4
+  for dtype, kernel in ("float32", np.float32), ("bfloat16", jnp.bfloat16):
+    run, images = applied(key, compute_dtype=dtype)
+    text = run.lower(images).as_text()
+    number = len(re.findall(r"stablehlo\.(?:dot_general|convolution)", text))
+    assert number > 2
+    assert text.count("HIGHEST") == (2 * number if dtype == "float32" else 0)
+    params = flax.traverse_util.flatten_dict(run.__wrapped__.args[0])
+    for path, leaf in params.items():
+      assert leaf.dtype == (kernel if path[-1] == "kernel" else np.float32)
 
 
 @pytest.mark.slow
@@ -213,8 +219,8 @@ def test_group_norm_keeps_its_digits():
   want = np.maximum(want * scale + bias, 0)
   np.testing.assert_allclose(run(images), want, atol=2e-6)
   np.testing.assert_allclose(run(images + 1000), want, atol=1e-3)
-  narrow = images.astype(ml_dtypes.bfloat16)
-  want = run(narrow.astype(np.float32)).astype(ml_dtypes.bfloat16)
+  narrow = images.astype(jnp.bfloat16)
+  want = run(narrow.astype(np.float32)).astype(jnp.bfloat16)
   np.testing.assert_array_equal(run(narrow), want)
 
 

@@ -163,24 +163,6 @@ def test_fingerprints():
 
 
 @pytest.mark.parametrize(
-  ("changes", "said"),
-  [
-    ({"n": 0}, "source_num_examples=0"),
-    ({"d": -1}, "feature_dim=-1"),
-    ({"shard_rows": 10**6}, "shard_rows=1000000: 65536 at most"),
-    ({"class_names": ()}, "class_names is empty"),
-    ({"class_names": ("a", "b\n")}, "control characters"),
-    ({"dataset": " "}, "must be a name"),
-    ({"unit": "x\x1b[1m"}, "unit name"),
-    ({"backbone": {}}, "backbone=None"),
-  ],
-)
-def test_what_makes_no_cache(changes, said):
-  with refused(said):
-    make_info(**changes)
-
-
-@pytest.mark.parametrize(
   ("old", "new", "said"),
   [
     ('"split": "train"', '"split": "test"', "do not fit"),

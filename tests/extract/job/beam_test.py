@@ -56,12 +56,8 @@ def whole(photos, tmp_path_factory) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "flags",
-  [
-    pytest.param([], id="loop"),
-    pytest.param(THREADS, id="threads"),
-    pytest.param(PORTABLE, id="portable", marks=pytest.mark.slow),
-    pytest.param(PROCESSES, id="processes", marks=pytest.mark.slow),
-  ],
+  [[], THREADS, PORTABLE, PROCESSES],
+  ids=["loop", "threads", "portable", "processes"],
 )
 def test_broken_images_are_named_at_once_or_skipped_on_any_runner(
   photos, whole, tmp_path, capfd, monkeypatch, flags
@@ -221,18 +217,19 @@ def kill_worker(process):
   os.kill(pid, signal.SIGKILL)
 
 
+STOPS = {
+  "loop, killed": ([], kill, -9, ""),
+  "threads, Ctrl-C": (THREADS, interrupt, 130, GOES_ON),
+  "processes, Ctrl-C": (TWO, interrupt, 130, GOES_ON),
+  "processes, killed": (PROCESSES, kill, -9, ""),
+  "processes, a worker killed": (PROCESSES, kill_worker, 1, LOST),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ("flags", "stop", "status", "said"),
-  [
-    pytest.param([], kill, -9, "", id="loop-kill"),
-    pytest.param(THREADS, interrupt, 130, GOES_ON, id="threads-interrupt"),
-    pytest.param(TWO, interrupt, 130, GOES_ON, id="processes-interrupt"),
-    pytest.param(PROCESSES, kill, -9, "", id="processes-kill"),
-    pytest.param(PROCESSES, kill_worker, 1, LOST, id="processes-worker"),
-  ],
-)
-def test_a_stopped_command_goes_on(many, tmp_path, flags, stop, status, said):
+@pytest.mark.parametrize("how", STOPS)
+def test_a_stopped_command_goes_on(many, tmp_path, how):
+  flags, stop, status, said = STOPS[how]
   photos, job, whole = many
   words = [str(photos), "--backbone", BACKBONE, "--image-size", "96"]
   words += ["--batch-size", "16", "--shard-rows", "10", "--out", "cache"]
