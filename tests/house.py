@@ -98,11 +98,11 @@ def make_material(folder: str) -> None:
   """A cache of two classes and an npz of images, in this folder."""
   import numpy as np
 
-  from tests.sample_caches import clusters
-
-  embedding, label = clusters((2000, 2000), 8)
-  np.savez(f"{folder}/made_up.npz", embedding=embedding, label=label)
-  image = np.random.default_rng(0).integers(0, 256, (32, 24, 24, 3), np.uint8)
+  rng = np.random.default_rng(0)
+  label = np.arange(4000) % 2
+  rows = rng.standard_normal((4000, 8)) + 2 * label[:, None]
+  np.savez(f"{folder}/made_up.npz", embedding=rows.astype("f4"), label=label)
+  image = rng.integers(0, 256, (32, 24, 24, 3), np.uint8)
   names = {"class_names": ["a", "b"]}
   np.savez(f"{folder}/images.npz", image=image, label=label[:32], **names)
 

@@ -46,10 +46,9 @@ def write_photos(folder: pathlib.Path) -> None:
   for i in range(310):
     place = folder / (f"photos/digit{labels[i]}" if i < 300 else "new_photos")
     place.mkdir(parents=True, exist_ok=True)
-    pixels = Image.fromarray(
-      (images[i, ..., 0] * 15.0).clip(0, 255).astype(np.uint8)
-    )
-    pixels.resize((32, 32)).save(place / f"p{i % 50}_{i}.png")
+    pixels = (images[i, ..., 0] * 15.0).clip(0, 255).astype(np.uint8)
+    image = Image.fromarray(pixels).resize((32, 32))
+    image.save(place / f"p{i % 50}_{i}.png")
 
 
 def run_commands(block: str) -> None:
