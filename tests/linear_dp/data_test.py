@@ -99,8 +99,8 @@ def test_a_row_that_is_not_finite_is_refused_by_its_id_alone(value, norm, unit):
 def test_a_norm_that_is_too_small_is_refused_and_one_too_large_counts_less():
   def with_norm(norm):
     data = data_of(np.ones((1, D), np.float32), [0])
-    (block,) = data.blocks()
-    block["embedding_norm"] = np.array([norm], np.float32)
+    (made,) = data.blocks()
+    block = {**made, "embedding_norm": np.array([norm], np.float32)}
     return rows_of(dataclasses.replace(data, blocks=lambda: [block]))
 
   with pytest.raises(InputError, match="longer than embedding_norm says"):

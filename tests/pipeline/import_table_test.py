@@ -31,7 +31,8 @@ def rows_of(path):
 def npz(path, **changes):
   """An npz of the usual vectors, but for what is changed."""
   embedding, label = vectors()
-  np.savez(path, **{"embedding": embedding, "label": label} | changes)
+  arrays: dict = {"embedding": embedding, "label": label} | changes
+  np.savez(path, **arrays)
   return path
 
 
