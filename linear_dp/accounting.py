@@ -91,6 +91,11 @@ def mu_squared(epsilon: float, delta: float) -> float:
   return bought
 
 
+def noise_multiplier(epsilon: float, delta: float) -> float:
+  """σ = 1/μ of one Gaussian release that (ε, δ) buys, rounded up."""
+  return mu_squared(epsilon, delta) ** -0.5 * (1 + 2**-50)
+
+
 @functools.lru_cache(maxsize=4096)
 def epsilon_of(mu_squared: float, delta: float) -> float:
   """The ε ≥ 0 of releases that cost μ² together, rounded up.

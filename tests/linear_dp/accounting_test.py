@@ -18,6 +18,7 @@ from oneshot_dp.linear_dp.accounting import (
   check_delta,
   epsilon_of,
   mu_squared,
+  noise_multiplier,
 )
 
 
@@ -36,7 +37,8 @@ def exact_delta(epsilon, squared):
   delta=st.floats(-12, -0.5).map(lambda e: 10**e),
 )
 def test_never_to_the_wrong_side(epsilon, delta):
-  bought = mu_squared(epsilon, delta)
+  sigma, bought = noise_multiplier(epsilon, delta), mu_squared(epsilon, delta)
+  assert 1 <= Fraction(bought) * Fraction(sigma) ** 2 <= 1 + 2**-48
   assert exact_delta(epsilon, bought) <= delta
   found = epsilon_of(bought, delta)
   assert exact_delta(found, bought) <= delta

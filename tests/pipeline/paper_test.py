@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.linear_dp.accounting import noise_multiplier
 from oneshot_dp.pipeline.paper import dp_sgd, experiments
 
 
@@ -40,5 +40,4 @@ def test_tables_and_figures(features, tmp_path, monkeypatch, capsys):
 
 def test_one_step_costs_what_the_single_step_does():
   found = dp_sgd._noise_multiplier(1.0, 500, 1, 500)
-  sigma = mu_squared(1.0, dp_sgd.DELTA) ** -0.5
-  assert found == pytest.approx(sigma, rel=0.05)
+  assert found == pytest.approx(noise_multiplier(1.0, dp_sgd.DELTA), rel=0.05)
