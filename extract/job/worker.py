@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -39,20 +38,12 @@ class Stopped(RunError):
   """The launcher of the job has told its workers to stop."""
 
 
-class _Launch(NamedTuple):
-  """What a launch leaves for its workers."""
-
-  config: ExtractConfig
-  cache: CacheJob
-  listing: msgspec.Raw
-
-
 def launch(job: Job, listing: bytes) -> str:
   """Leaves what the workers of a launch of a job need; returns its name."""
   run, dtype = secrets.token_hex(8), job.embedder.backbone.compute_dtype
   # Workers on other devices must not choose another one.
   config = dataclasses.replace(job.config, compute_dtype=dtype)
-  left = _Launch(config, job.cache, msgspec.Raw(listing))
+  left = config, job.cache, msgspec.Raw(listing)
   put(job.out, f"launch.{run}", msgspec.json.encode(left))
   _jobs.clear()
   _jobs[run] = job  # for workers that are threads
@@ -103,7 +94,8 @@ def job_at(out: str, run: str) -> Job:
       f"{storage.store_at(out).where()}: the job's files are not there; every"
       " worker must see it under this name."
     )
-  config, cache, listing = msgspec.json.decode(data, type=_Launch)
+  left = tuple[ExtractConfig, CacheJob, msgspec.Raw]
+  config, cache, listing = msgspec.json.decode(data, type=left)
   embedder = embedder_of(config)
   backbone, began = embedder.backbone, cache.info
   there = {**began.backbone, **began.computed_by}

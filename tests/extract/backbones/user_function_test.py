@@ -83,17 +83,13 @@ def test_a_function_with_weights(code, tmp_path, function):
     load(code, function, weights, "0" * 64)
 
 
-def test_a_function_without_weights(code):
+def test_what_is_none_and_what_needs_no_weights(code):
   backbone = load(code, "plain")
-  assert backbone.weights_sha256 is None
-  assert backbone.feature_dim == 3
+  assert (backbone.weights_sha256, backbone.feature_dim) == (None, 3)
   assert jax.jit(backbone.apply)({}, IMAGES).dtype == np.float32
   for asked in ({"embedding": "cls"}, {"compute_dtype": "bfloat16"}):
     with refused("decides itself"):
       load(code, "plain", **asked)
-
-
-def test_what_is_none(code):
   for function, said in (
     ("absent", r"mine\.py:absent: AttributeError: .* no attribute 'absent'"),
     ("embed", r"mine\.py:embed: KeyError: 'kernel'"),

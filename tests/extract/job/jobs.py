@@ -4,13 +4,13 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from oneshot_dp.configs.extract_config import (
   ExtractConfig,
   PreprocessConfig,
   SourceSettings,
 )
+from tests.extract.sources.made import png
 
 N = 70  # three shards of 32, 32 and 6; no multiple of a batch
 CLASSES = ("cat", "dog", "ox")
@@ -36,12 +36,9 @@ def write_folder(
   rng = np.random.default_rng(n)
   paths = []
   for i in range(n):
-    label = i * len(CLASSES) // n
-    path = folder / CLASSES[label] / f"{i:04d}.png"
+    image = png(rng.integers(0, 256, (side, side, 3), np.uint8))
+    path = folder / CLASSES[i * len(CLASSES) // n] / f"{i:04d}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = rng.integers(0, 256, (side, side, 3), np.uint8)
-    Image.fromarray(pixels).save(path)
-    if i in bad:
-      path.write_bytes(path.read_bytes()[:40])
+    path.write_bytes(image[: 40 if i in bad else None])
     paths.append(path)
   return paths
