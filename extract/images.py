@@ -27,7 +27,6 @@ from PIL import Image, ImageOps
 from oneshot_dp.configs.errors import InputError, one_line
 from oneshot_dp.configs.extract_config import PreprocessConfig
 
-Box = tuple[int | float, int | float, int | float, int | float]
 _ATTEMPTS = 10
 _MAX_ASPECT = 4 / 3
 _DRAWS_PER_ATTEMPT = 4
@@ -155,7 +154,7 @@ def resize_and_crop(
   if not isinstance(small, int):
     if (height, width) == (side, side):
       return image
-    return _resize_box(image, (0, 0, width, height), config)
+    return _resized(image, config)
   scale = small / min(height, width)
   full = (round(width * scale), round(height * scale))
   full = full if config.keep_aspect else (small, small)
@@ -164,13 +163,15 @@ def resize_and_crop(
     return image[top : top + side, left : left + side]
   x0, x1 = left * width / full[0], (left + side) * width / full[0]
   y0, y1 = top * height / full[1], (top + side) * height / full[1]
-  return _resize_box(image, (x0, y0, x1, y1), config)
+  return _resized(image, config, (x0, y0, x1, y1))
 
 
-def _resize_box(
-  image: UInt8[np.ndarray, "h w 3"], box: Box, config: Preprocessing
+def _resized(
+  image: UInt8[np.ndarray, "h w 3"],
+  config: Preprocessing,
+  box: tuple[float, float, float, float] | None = None,
 ) -> UInt8[np.ndarray, "s s 3"]:
-  """Resizes a rectangle (left, top, right, bottom; pixels) to the square."""
+  """The square, of all or a rectangle (left, top, right, bottom; pixels)."""
   size = (config.image_size, config.image_size)
   how = Image.Resampling[config.resample.upper()]
   return np.asarray(Image.fromarray(image).resize(size, how, box))
@@ -199,8 +200,7 @@ def random_view(
   left, top, right, bottom = _inception_box(
     width, height, min_area, uniform[1:].reshape(_ATTEMPTS, -1)
   )
-  crop = pixels[top:bottom, left:right]
-  square = _resize_box(crop, (0, 0, right - left, bottom - top), preprocessing)
+  square = _resized(pixels[top:bottom, left:right], preprocessing)
   return square[:, ::-1] if uniform[0] < 0.5 else square
 
 

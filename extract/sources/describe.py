@@ -2,9 +2,8 @@
 
 import bisect
 import dataclasses
-import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.archives import array_splits
 from oneshot_dp.extract.sources.folder import is_split, open_folder
 from oneshot_dp.extract.sources.labels import MissingFlagError
-from oneshot_dp.extract.sources.listed_files import has_rows, is_image
+from oneshot_dp.extract.sources.listed_files import File, has_rows, is_image
 from oneshot_dp.extract.sources.open_source import (
   images_of,
   open_source,
@@ -89,14 +88,13 @@ def describe_images(location: Sequence[str], **flags: Any) -> ImagesReport:
   files = [file for file in files if file.size >= 0]
   images = [file for file in files if is_image(file.path)]
   others = [file.path for file in files if not is_image(file.path)]
-  opened: Callable[[SourceSettings], Source] = open_source
+  kept: list[File] = []
   if images:
     splits = list(filter(is_split, listed_files.folders_in(root, files)))
     strays = {f for f in images if f.path.count("/") < 1 + bool(splits)}
     report.faults += [f"{f.path!r}: in no class folder" for f in sorted(strays)]
     parts = [images_of([listed_files.below(root, f) for f in images])]
     kept = [file for file in files if file not in strays]
-    opened = functools.partial(open_folder, root=root, files=kept)
   else:
     if tables := list(filter(has_rows, others)):
       others = [path for path in others if not has_rows(path)]
@@ -105,7 +103,8 @@ def describe_images(location: Sequence[str], **flags: Any) -> ImagesReport:
   for split in (splits or [None]) if parts else ():
     try:
       asked = SourceSettings(location=tuple(paths), split=split, **flags)
-      _count(opened(asked), report)
+      found = open_folder(asked, root, kept) if images else open_source(asked)
+      _count(found, report)
     except MissingFlagError as error:
       report.notes.append(str(error))
     except (InputError, RunError) as error:

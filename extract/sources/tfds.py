@@ -5,7 +5,6 @@ label are parsed, and the image stays the bytes of its file. tfds:FOLDER is one
 that is prepared, by its folder.
 """
 
-import dataclasses
 import functools
 import os
 import sys
@@ -29,20 +28,12 @@ _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
 _F = tfds.features
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Tfds(Source):
   """A split, in the order of its ArrayRecord files, fixed when prepared.
 
   Labels and units are read with the images: `labels` says how many there are,
-  and `columns` the features of image, label and unit.
-
-  Attributes:
-    asked: name, config and version, or the folder.
-    data_dir: where TFDS has it, if not in its own place.
+  and `columns` the features of image, label and unit; `root` is where it is.
   """
-
-  asked: str
-  data_dir: str | None
 
   def __getitem__(self, index: int) -> Example:
     if not 0 <= index < len(self):
@@ -70,7 +61,7 @@ class Tfds(Source):
   @functools.cached_property
   def _opened(self) -> tuple[Any, Any, Any]:
     """Its records, and how to read them, in this process."""
-    builder = _prepared(self.asked, self.data_dir)
+    builder = _prepared(self.root, None)
     if _files(builder, self.split) != self.files:
       raise RunError(
         f"{self.name}, {self.split}, is not here what it was where the job was"
@@ -107,18 +98,16 @@ def open_tfds(settings: SourceSettings) -> Tfds:
   full, version = builder.info.full_name, str(builder.version)
   splits = {k: s for k, s in builder.info.splits.items() if s.num_examples}
   split = chosen(f"tfds:{full}", "--split", settings.split, sorted(splits))
-  name = full.removesuffix(f"/{version}")
   source = Tfds(
-    name=settings.name or name,
+    name=settings.name or full.removesuffix(f"/{version}"),
     split=split,
     class_names=class_names(features[label].names, settings, asked),
     unit=settings.units or EXAMPLE,
     labels=np.zeros(splits[split].num_examples, np.int32),
+    root=os.path.abspath(builder.data_dir),
     files=_files(builder, split),
     columns=keys,
     at=np.zeros((0, 3), np.int64),
-    asked=asked if os.path.isdir(asked) else f"{name}:{version}",
-    data_dir=settings.data_dir,
   )
   _ = source._opened  # so that it can be
   return source
