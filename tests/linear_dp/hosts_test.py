@@ -119,19 +119,11 @@ def test_what_one_host_fails_with_all_do_and_they_go_on(two_hosts):
 )
 def test_slurm_says_which_host_this_is(hosts, count, what):
   """And four let out what one does; one is alone with others' machinery."""
-  found = said(
-    hosts(
-      what,
-      count,
-      place="auto",
-      SLURM_JOB_ID="1",
-      SLURM_STEP_NODELIST="127.0.0.1",
-      SLURM_NTASKS="{1}",
-      SLURM_PROCID="{0}",
-      SLURM_LOCALID="0",
-      JAX_COORDINATOR_PORT="{2}",
-    )
-  )
+  slurm = {"JOB_ID": "1", "STEP_NODELIST": "127.0.0.1", "NTASKS": "{1}"}
+  slurm |= {"PROCID": "{0}", "LOCALID": "0"}
+  by_slurm = {f"SLURM_{name}": value for name, value in slurm.items()}
+  by_slurm["JAX_COORDINATOR_PORT"] = "{2}"
+  found = said(hosts(what, count, "auto", **by_slurm))
   for status, _, stderr in found:
     assert (status, stderr) == (0, "")
   ((sums, done),) = {tuple(stdout.splitlines()) for _, stdout, _ in found}

@@ -23,11 +23,6 @@ WORD = 2**64
 P_VALUE = 1e-4
 
 
-def approximate(normals):
-  sign, k, x, _ = normals
-  return sign * (k + x * 2.0**-64)
-
-
 # The law of what comes out.
 
 
@@ -54,7 +49,7 @@ def test_law_of_the_rounded_gaussian(sd):
 
 def test_law_of_sign_integer_part_and_fraction():
   n = 300_000
-  sign, k, x, _ = normals = sample_normals(n, NoiseSource(seed=2))
+  sign, k, x, _ = sample_normals(n, NoiseSource(seed=2))
   cdf = scipy.stats.norm.cdf
   share = 2 * (cdf(np.arange(1, 5)) - cdf(np.arange(4)))
   share = np.append(share, 1 - share.sum())
@@ -72,7 +67,7 @@ def test_law_of_sign_integer_part_and_fraction():
 
     assert scipy.stats.kstest(of_part, conditional).pvalue > P_VALUE
   # The sign says nothing of the size.
-  values = approximate(normals)
+  values = sign * (k + x * 2.0**-64)
   assert abs(np.corrcoef(sign, values * sign)[0, 1]) < 5 / math.sqrt(n)
   assert scipy.stats.kstest(values, cdf).pvalue > P_VALUE
 

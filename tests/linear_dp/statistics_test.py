@@ -33,10 +33,6 @@ def left_of(left, z, label, w, *public):
     return np.asarray(jax.jit(left)(*given))
 
 
-def towards_zero(numerator, denominator):
-  return np.sign(numerator) * (np.abs(numerator) // denominator)
-
-
 def lefts_of(name, z, label, w):
   """left of every row, in int64."""
   match name:
@@ -45,7 +41,8 @@ def lefts_of(name, z, label, w):
     case "mean" | "units":
       return w[:, None]
     case "moment" | "moment of a map":
-      return towards_zero(z * w[:, None], R)
+      weighed = z * w[:, None]
+      return np.sign(weighed) * (np.abs(weighed) // R)
   raise ValueError(name)
 
 

@@ -9,11 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from oneshot_dp.extract.backbones.backbone import load_backbone
-from oneshot_dp.extract.cache.format import CacheInfo
-from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.pipeline.prediction import cell
 from tests.pipeline import image_heads
 from tests.pipeline.command_line import fails, succeeds
+from tests.sample_caches import write_rows
 
 
 @pytest.fixture(scope="module")
@@ -87,31 +86,19 @@ def test_a_cache_is_labelled_by_its_ids_and_in_part(tmp_path, capsys, head):
   backbone = image_heads.glyph_vit()
   images, labels = image_heads.digits()
   embedding = image_heads.embeddings(backbone, images)
-  info = CacheInfo(
-    dataset="d",
-    split="test",
-    source_num_examples=len(labels),
-    feature_dim=backbone.feature_dim,
-    class_names=tuple("0123456789"),
-    backbone=backbone.identity,
-    embedding_dtype="float32",
-  )
-  rows = {"embedding": embedding, "label": labels}
-  write_cache(str(tmp_path / "cache"), info, [rows])
+  cache, other = tmp_path / "cache", tmp_path / "other"
+  write_rows(cache, embedding, labels, backbone=backbone.identity)
   found = {}
   for part in ("[:30%]", "[30%:]"):
     out = tmp_path / f"{part[1:3]}.csv"
-    words = ("predict", head.path, tmp_path / "cache", "--out", out)
+    words = ("predict", head.path, cache, "--out", out)
     succeeds(capsys, *words, "--rows", part)
     found |= {int(line["image"]): line["class"] for line in lines_of(out)}
   by_hand = image_heads.classes_of(head.head, embedding)
   assert found == dict(enumerate(map(str, by_hand)))
-  other = CacheInfo(**(vars(info) | {"backbone": {"name": "another"}}))
-  write_cache(str(tmp_path / "other"), other, [rows])
-  line = fails(
-    capsys, "predict", head.path, tmp_path / "other", "--out", tmp_path / "x"
-  )
-  assert "another backbone" in line
+  write_rows(other, embedding, labels, backbone={"name": "another"})
+  words = ("predict", head.path, other, "--out", tmp_path / "x")
+  assert "another backbone" in fails(capsys, *words)
 
 
 def test_all_broken_images_are_named_at_once_and_nothing_is_written(
