@@ -4,7 +4,6 @@ import functools
 import re
 from typing import Any
 
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,9 +67,10 @@ def test_products_of_float32_are_not_rounded(key):
     number = len(re.findall(r"stablehlo\.(?:dot_general|convolution)", text))
     assert number > 2
     assert text.count("HIGHEST") == (2 * number if dtype == "float32" else 0)
-    params = flax.traverse_util.flatten_dict(run.__wrapped__.args[0])
-    for path, leaf in params.items():
-      assert leaf.dtype == (kernel if path[-1] == "kernel" else np.float32)
+    (params,) = run.__wrapped__.args
+    for path, leaf in jax.tree.leaves_with_path(params):
+      is_kernel = path[-1].key == "kernel"
+      assert leaf.dtype == (kernel if is_kernel else np.float32)
 
 
 @pytest.mark.slow

@@ -109,8 +109,13 @@ def test_rows_that_cannot_be_leave_nothing_behind(tmp_path, changes, said):
 def test_an_iterator_that_fails_or_ends_leaves_nothing_behind(tmp_path):
   info = make_info(50, 9)
   some = part(imported(make_rows(info)), range(20))
+
+  def fails():
+    yield some
+    raise KeyError("empty")
+
   for pieces, kind, said in (
-    ((each() for each in (some.copy, {}.popitem)), KeyError, "empty"),
+    (fails(), KeyError, "empty"),
     ([some], ValueError, "20 rows came, and source_num_examples is 50"),
   ):
     with pytest.raises(kind, match=said):

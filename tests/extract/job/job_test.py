@@ -138,11 +138,9 @@ def test_the_command_takes_an_experiment_and_flags():
   assert job.source.location == ("tfds:cifar10",)
   found = job.source.split, job.backbone, job.preprocess.resize
   assert found == ("test", "vit_b16", 9)
-  for changes, said in (
-    ({"source": ()}, "give a SOURCE"),
-    ({"resize": "big"}, "--resize 'big'"),
-  ):
-    with refused(said):
-      job_of(dataclasses.replace(flags, **changes))
   several = dataclasses.replace(flags, source=("a.tar", "b.tar"))
   assert job_of(several).source.location == ("a.tar", "b.tar")
+  with refused("give a SOURCE"):
+    job_of(dataclasses.replace(flags, source=()))
+  with refused("--resize 'big'"):
+    job_of(dataclasses.replace(flags, resize="big"))

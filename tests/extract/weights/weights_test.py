@@ -30,6 +30,7 @@ BODY = np.random.default_rng(0).bytes(1_500_000)
 OTHER = np.random.default_rng(1).bytes(1_500_000)
 SHA256 = hashlib.sha256(BODY).hexdigest()
 NAME = "models/ViT-Ti 16.npz"
+URL = f"s3://{object_server.BUCKET}/{NAME}"
 
 
 @pytest.fixture(autouse=True)
@@ -49,28 +50,25 @@ def store(tmp_path, monkeypatch):
     yield made
 
 
-def url(scheme: str = "s3", name: str = NAME) -> str:
-  return f"{scheme}://{object_server.BUCKET}/{name}"
-
-
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_it_is_whole_readably_named_and_fetched_once(store, cache, scheme):
-  path = local_weights(url(scheme))
+  url = URL.replace("s3", scheme)
+  path = local_weights(url)
   assert path.read_bytes() == BODY
   assert path.parent == cache
   assert path.name.endswith("-ViT-Ti_16.npz")
   store.calls()
-  assert local_weights(url(scheme)) == path
-  assert local_weights(url(scheme), SHA256.upper()) == path
+  assert local_weights(url) == path
+  assert local_weights(url, SHA256.upper()) == path
   assert not any(call.startswith("GET") for call in store.calls())
   path.write_bytes(BODY[:-1])  # the disk was full, or lost its end
-  assert local_weights(url(scheme)).read_bytes() == BODY
+  assert local_weights(url).read_bytes() == BODY
   assert list(cache.iterdir()) == [path]
 
 
 def test_what_is_new_or_changes_meanwhile(store, cache):
   """Parts of two versions are not joined."""
-  old = local_weights(url())
+  old = local_weights(URL)
   store.objects[NAME] = OTHER[1:]
 
   def changed(method: str) -> None:
@@ -79,13 +77,13 @@ def test_what_is_new_or_changes_meanwhile(store, cache):
 
   store.fault = changed
   with refused("was changed meanwhile", RunError):
-    local_weights(url())
+    local_weights(URL)
   assert list(cache.iterdir()) == [old]
   with refused(f", not {SHA256}: correct one"):
-    local_weights(url(), SHA256)
-  assert local_weights(url()).read_bytes() == OTHER
+    local_weights(URL, SHA256)
+  assert local_weights(URL).read_bytes() == OTHER
   with refused("none.npz is not there"):
-    local_weights(url(name="none.npz"))
+    local_weights(URL.replace(NAME, "none.npz"))
 
 
 PLACES = {
