@@ -11,23 +11,12 @@ import pytest
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract import storage
+from oneshot_dp.extract.cache import shard_file
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import check_cache, open_cache
-from oneshot_dp.extract.cache.shard_file import (
-  CacheJob,
-  checked,
-  encode_shard,
-  put_shard,
-)
 from oneshot_dp.extract.cache.write import begin, finish
-from tests.extract.cache.caches import (
-  digest,
-  make_info,
-  make_rows,
-  part,
-  put,
-  run_job,
-)
+from tests.extract.cache import caches
+from tests.extract.cache.caches import digest, make_info, put, run_job
 from tests.extract.object_server import BUCKET, real_server, served
 from tests.extract.refusals import refused
 
@@ -176,16 +165,19 @@ def test_an_orphan_of_another_job_is_never_counted(place, tmp_path):
   """A worker of a job wakes after another began, in the same place."""
   out, _ = place
   store, info = storage.store_at(out), make_info(40)
-  job, other = (CacheJob(info=info, more=more) for more in ("listing", "other"))
+  job = shard_file.CacheJob(info=info, more="listing")
+  other = shard_file.CacheJob(info=info, more="other")
   assert begin(out, job)
   late = []  # what it puts at last: two shards
   for index in (1, 2):
-    rows = part(make_rows(info, seed=1), info.shard_range(index))
-    late.append(encode_shard(checked(rows, info, "rows"), job, index))
+    rows = caches.make_rows(info, seed=1)
+    rows = caches.part(rows, info.shard_range(index))
+    rows = shard_file.checked(rows, info, "rows")
+    late.append(shard_file.encode_shard(rows, job, index))
   storage.remove(store, list(storage.listed(store)))
   assert begin(out, other)
   put(out, other, 0)
-  put_shard(out, job, *late[0])
+  shard_file.put_shard(out, job, *late[0])
   # Whoever comes to it refuses it, and nothing counts it.
   with refused("is of another job, which may still run", RunError):
     put(out, other, 1)
@@ -193,7 +185,7 @@ def test_an_orphan_of_another_job_is_never_counted(place, tmp_path):
   storage.remove(store, list(storage.listed(store)))
   cache = run_job(out, info, "other")
   with refused("is of another job", RunError):
-    put_shard(out, job, *late[1])
+    shard_file.put_shard(out, job, *late[1])
   assert check_cache(out) == []
   # Its launcher, too, if it wakes: it neither finishes nor changes the other's.
   own = run_job(tmp_path / "own", info, "listing").info.shards

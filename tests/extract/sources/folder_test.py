@@ -143,10 +143,12 @@ def test_a_photograph_that_came_went_or_changed_is_another_job(tmp_path):
   for source, index in ((came, 1), (first, 0), (again(came), 0)):
     with refused("was there when the files were listed, and cannot", RunError):
       source[index]
-  with refused("give a folder of a folder of images"):
-    opened(tmp_path / "a/1.png")
-  with refused("is not there: give a file, folder or URL"):
-    opened(tmp_path / "c")
+  for name, said in (
+    ("a/1.png", "give a folder of a folder"),
+    ("c", "not there"),
+  ):
+    with refused(said):
+      opened(tmp_path / name)
   os.truncate(tmp_path / "b/2.png", 2**40)  # and takes no memory
   with refused("bytes are no image"):
     opened(tmp_path)[1]

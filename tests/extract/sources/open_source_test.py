@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources.open_source import (
-  listing_of,
-  reopened,
-  unlabelled,
-)
+from oneshot_dp.extract.sources.open_source import listing_of, unlabelled
 from tests.extract import object_server
 from tests.extract.refusals import refused
 from tests.extract.sources.made import (
@@ -68,18 +64,19 @@ def test_a_url_is_read_as_the_files_are(tmp_path, upload, scheme, kind):
 
 @pytest.mark.parametrize("kind", ["folder", "parquet", "tar"])
 def test_another_object_of_the_same_size_is_another(tmp_path, upload, kind):
-  def listing(content):
+  def source(content):
     if kind == "folder":
       write(tmp_path / "pets", "cat/1.png", data=content)
     else:
       write_table(tmp_path / f"pets/x.{kind}", [content], label=[0])
     upload()
-    return listing_of(opened(URL, **NAMES))
+    return opened(URL, **NAMES)
 
-  before = listing(b"ab")
-  assert listing(b"ab") == before != listing(b"ac")
+  before = source(b"ab")
+  listed = listing_of(before)
+  assert listing_of(source(b"ab")) == listed != listing_of(source(b"ac"))
   with refused("changed", RunError):
-    reopened(before)[0]
+    before[0]
 
 
 def test_images_without_labels_are_in_the_order_given(tmp_path, upload):

@@ -60,19 +60,14 @@ def example(name: str, row: int) -> dict[str, Any]:
 
 class OneshotPets(tfds.core.GeneratorBasedBuilder):
   VERSION = tfds.core.Version("1.2.3")
-  BUILDER_CONFIGS = tuple(
-    tfds.core.BuilderConfig(name=name) for name in FEATURES
-  )
+  BUILDER_CONFIGS = tuple(tfds.core.BuilderConfig(name=n) for n in FEATURES)
 
   def _info(self) -> tfds.core.DatasetInfo:
-    return tfds.core.DatasetInfo(
-      builder=self,
-      features=F.FeaturesDict(FEATURES[self.builder_config.name]),
-      disable_shuffling=True,
-    )
+    features = F.FeaturesDict(FEATURES[self.builder_config.name])
+    how = {"features": features, "disable_shuffling": True}
+    return tfds.core.DatasetInfo(builder=self, **how)
 
   def _split_generators(self, dl_manager: object) -> dict[str, Any]:
-    del dl_manager
     if self.builder_config.name == "offline":
       raise ConnectionError("no route\nto   images.example.org")
     return {k: self._generate_examples(rows) for k, rows in SPLITS.items()}
@@ -187,13 +182,10 @@ def test_features_that_cannot_be_chosen(tmp_path, name, keys, message):
     pets(tmp_path, name, **keys)
 
 
-def test_failed_preparation_keeps_the_reason(data_dir):
+def test_unknown_names_and_failed_preparation_are_one_line(tmp_path):
   for _ in range(2):  # And leaves nothing behind that looks prepared.
     with refused("offline.* no route to images.example.org", RunError):
-      pets(data_dir, "offline")
-
-
-def test_unknown_names_are_one_line(tmp_path):
+      pets(tmp_path, "offline")
   for name in (
     *("cifar11", "mnist:1.0.0", "oneshot_pets/tame", "../pets", "", "a\u202eb"),
     *("oneshot_pets/plain:9.9.9", "/nowhere"),
