@@ -1,11 +1,9 @@
 import csv
 import pathlib
 
-import numpy as np
 import pytest
 from jax import export
 
-from oneshot_dp.extract.images import resize_and_crop
 from oneshot_dp.pipeline.exports import HEAD_FILE, IMAGES_FILE
 from oneshot_dp.pipeline.heads.head_folder import write_head
 from tests.pipeline import image_heads
@@ -22,12 +20,6 @@ def program(file):
   return export.deserialize(bytearray(file.read_bytes()))
 
 
-def shown(count=100):
-  preprocessing = image_heads.glyph_vit().preprocessing
-  images = np.broadcast_to(image_heads.digits()[0][:count], (count, 8, 8, 3))
-  return np.stack([resize_and_crop(image, preprocessing) for image in images])
-
-
 @pytest.mark.slow
 def test_what_is_exported_names_the_class_of_100_in_100(tmp_path, capsys, head):
   out, photos = tmp_path / "model", tmp_path / "photos"
@@ -37,12 +29,12 @@ def test_what_is_exported_names_the_class_of_100_in_100(tmp_path, capsys, head):
   succeeds(capsys, "predict", head.path, photos, "--out", tmp_path / "p.csv")
   with (tmp_path / "p.csv").open() as file:
     predicted = [int(line["class"]) for line in csv.DictReader(file)]
-  embedding = image_heads.embeddings(
-    image_heads.glyph_vit(), image_heads.digits()[0][:100]
-  )
+  backbone, images = image_heads.glyph_vit(), image_heads.digits()[0][:100]
+  embedding = image_heads.embeddings(backbone, images)
   assert image_heads.classes_of(head.head, embedding) == predicted
   of_images = program(out / IMAGES_FILE)
-  assert of_images.call(shown()).argmax(axis=1).tolist() == predicted
+  of_pixels = of_images.call(image_heads.shown(backbone, images))
+  assert of_pixels.argmax(axis=1).tolist() == predicted
   logits = program(out / HEAD_FILE).call(embedding)
   assert logits.argmax(axis=1).tolist() == predicted
   assert of_images.platforms == ("cpu", "cuda", "tpu")

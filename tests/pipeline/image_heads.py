@@ -30,13 +30,18 @@ def digits(split: str = "test") -> tuple[np.ndarray, np.ndarray]:
     return file[f"{split}_image"], file[f"{split}_label"]
 
 
+def shown(backbone: Backbone, images: np.ndarray) -> np.ndarray:
+  """Images [n, h, w, 1 or 3] as the network sees them."""
+  pixels = np.broadcast_to(images, (*images.shape[:3], 3))
+  return np.stack([resize_and_crop(p, backbone.preprocessing) for p in pixels])
+
+
 def embeddings(backbone: Backbone, images: np.ndarray) -> np.ndarray:
   """Of images [n, h, w, 1 or 3]; compiled for one size of batches."""
-  pixels = np.broadcast_to(images, (*images.shape[:3], 3))
-  shown = np.stack([resize_and_crop(p, backbone.preprocessing) for p in pixels])
+  seen = shown(backbone, images)
   apply, found = jax.jit(backbone.apply), []
-  for start in range(0, len(shown), _BATCH):
-    batch = shown[start : start + _BATCH]
+  for start in range(0, len(seen), _BATCH):
+    batch = seen[start : start + _BATCH]
     full = np.pad(batch, [(0, _BATCH - len(batch)), *[(0, 0)] * 3])
     found.append(apply(backbone.params, jnp.asarray(full))[: len(batch)])
   return np.concatenate(found)

@@ -1,5 +1,7 @@
 import json
+import os
 import resource
+import shutil
 
 import ml_dtypes
 import numpy as np
@@ -115,10 +117,14 @@ def test_a_folder_of_parquet_files_is_read_in_the_order_of_names(tmp_path):
     rows = slice(100 * part, 100 * part + 100)
     name = f"part-{part}.parquet"
     parquet(folder / name, embedding[rows].tolist(), label[rows])
-  (folder / "_SUCCESS").touch()
+  (folder / "_temporary").mkdir()
+  shutil.copy(folder / "part-0.parquet", folder / "_temporary")  # Spark's own
   import_table(folder, tmp_path / "c", num_classes=K)
   found = rows_of(tmp_path / "c")["embedding"]
   np.testing.assert_array_equal(found, embedding)
+  os.mkfifo(folder / "part-3.parquet")
+  with pytest.raises(InputError, match="or what is no file"):
+    import_table(folder, tmp_path / "d", num_classes=K)
 
 
 def test_names_of_a_class_label_and_labels_that_are_names(tmp_path):
