@@ -163,7 +163,7 @@ def attention(q: Array, k: Array, v: Array, heads: int, dtype: Any) -> Array:
 
 
 def two_layers(hidden: int, kind: str, dtype: Any, x: Array) -> Array:
-  """The MLP of a module, with GELU or a gate in between: [b, t, width]."""
+  """The MLP of a block, with GELU or a gate in between: [b, t, width]."""
   width, gated = x.shape[-1], kind == "swiglu"
   x = nn.Dense(hidden * (1 + gated), name="mlp.fc1", dtype=dtype)(x)
   if gated:
@@ -208,8 +208,8 @@ def network_of(arrays: Arrays, embedding: str | None) -> ViT:
   rows = arrays["pos_embed"].shape[1]
   tokens = tuple((n, arrays[n].shape[1]) for n in _TOKENS if n in arrays)
   in_front = sum(number for _, number in tokens)
-  squares = [k**2 for k in range(1, math.isqrt(rows) + 1)]
-  if not {rows, rows - in_front}.intersection(squares):
+  square = [n > 0 and math.isqrt(n) ** 2 == n for n in (rows, rows - in_front)]
+  if not any(square):
     raise ValueError(f"positions of {rows} tokens are no square of patches")
   depth = len({n.split(".")[1] for n in arrays if n.startswith("blocks.")})
   there = {name.partition(".")[0] for name in arrays}
@@ -224,7 +224,7 @@ def network_of(arrays: Arrays, embedding: str | None) -> ViT:
     patch=patch,
     heads=_HEADS.get(width, max(1, width // 64)),
     tokens=tokens,
-    token_positions=rows not in squares,
+    token_positions=not square[0],
     mlp="swiglu" if gated else "gelu",
     layer_scale="blocks.0.ls1.gamma" in arrays,
     embedding=embedding,
