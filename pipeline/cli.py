@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
@@ -77,14 +78,6 @@ _LIMITS = re.compile(
 """What libraries say in a RuntimeError where the machine has no more."""
 
 
-@dataclasses.dataclass
-class _Interrupts:
-  """Whether there was a Ctrl-C, and how long the end may take after it."""
-
-  noted: bool = False
-  seconds: float = 2.0
-
-
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one command; returns the exit status."""
   status = _run(sys.argv[1:] if argv is None else list(argv))
@@ -132,7 +125,7 @@ def _run(argv: list[str]) -> int:
   return 0
 
 
-def _answer(argv: list[str], interrupts: _Interrupts) -> tuple[str, Any]:
+def _answer(argv: list[str], interrupts: Any) -> tuple[str, Any]:
   """What a command says and found; SystemExit: tyro has said it all."""
   for word in argv:
     if escaped(word) != word or "\n" in word:
@@ -257,13 +250,15 @@ def _check_environment() -> None:
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[_Interrupts]:
+def _interrupts() -> Iterator[Any]:
   """Notes a Ctrl-C in the block, which raises KeyboardInterrupt.
 
+  Yields whether there was one, and how many seconds the end may take after it.
   A library may swallow the exception (a callback of JAX), or not come back to
   Python for long: what goes on after it for too long is ended.
   """
-  interrupts, ended = _Interrupts(), threading.Event()
+  interrupts = types.SimpleNamespace(noted=False, seconds=2.0)
+  ended = threading.Event()
   handles = signal.getsignal(signal.SIGINT) is signal.default_int_handler
   if not handles or threading.current_thread() is not threading.main_thread():
     yield interrupts

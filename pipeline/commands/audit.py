@@ -68,6 +68,8 @@ def _among_real_rows(
   flags: Flags, path: Path, claim: "Claim"
 ) -> tuple["Bounds", str]:
   """One run, charged before; what can fail is tried before that."""
+  import msgspec
+
   from oneshot_dp.linear_dp.hosts import ALONE
   from oneshot_dp.linear_dp.rows import no_core_dumps
   from oneshot_dp.linear_dp.train import memory_needed
@@ -97,7 +99,7 @@ def _among_real_rows(
   plan.rows.clear()  # of `auto`, kept in memory
   rows, coins = audit.tossed(canaries, head)
   (charge,) = plan.bills[0].charges
-  charge = charge._replace(what=f"audit of {charge.what}")
+  charge = msgspec.structs.replace(charge, what=f"audit of {charge.what}")
   bill = dataclasses.replace(plan.bills[0], charges=(charge,))
   rows.read()
   said = f"{charge.what}: {bill.dataset!r} pays, by {plan.ledger.path}"

@@ -14,6 +14,8 @@ from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline import commands as f
 
 _SQLITE = b"SQLite format 3\0"
+_Seen = tuple[dict[str, Any], dict[str, Any], Sequence[str]]
+"""Rows of a table, facts, and faults."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,19 +55,9 @@ def run(flags: Flags) -> Answer:
   path = paths[0]
   looks = {"cache": _cache, "head": _head, "run": _run, "ledger": _ledger}
   try:
-    return looks[kind](path)
+    rows, facts, faults = looks[kind](path)
   except InputError as error:  # it is one, and broken
-    return _found(kind, path, {}, {}, (str(error),))
-
-
-def _found(
-  kind: str,
-  path: str,
-  rows: Mapping[str, Any],
-  facts: Mapping[str, Any],
-  faults: Sequence[str] = (),
-) -> Answer:
-  """A table, headed by what the path is."""
+    rows, facts, faults = {}, {}, [str(error)]
   mark = ", PRIVATE" if kind in ("cache", "ledger") else ""
   rows = {f"a {kind}": path + mark, **rows}
   width = max(map(len, rows)) + 2
@@ -110,17 +102,15 @@ def is_cache(path: str) -> bool:
   return storage.read(storage.store_at(path), INFO_FILE, 1 << 30) is not None
 
 
-def _cache(path: str) -> Answer:
+def _cache(path: str) -> _Seen:
   from oneshot_dp.extract.cache.read import check_cache, describe, open_cache
 
   cache = open_cache(path)
   rows, public = describe(cache), cache.info.public()
-  return _found(
-    "cache", path, rows, {"metadata": public, **rows}, check_cache(path)
-  )
+  return rows, {"metadata": public, **rows}, check_cache(path)
 
 
-def _head(path: str) -> Answer:
+def _head(path: str) -> _Seen:
   from oneshot_dp.linear_dp.accounting import printable
   from oneshot_dp.pipeline.heads.head_folder import read_head
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
@@ -128,7 +118,7 @@ def _head(path: str) -> Answer:
   saved = read_head(path)
   stated, names = saved.stated, ", ".join(saved.stated["class_names"])
   promise = f"{NOT_PRIVATE}: {stated['noise_source'].partition(':')[0]}"
-  if saved.private:
+  if saved.trained.private:
     promise = (
       f"epsilon {printable(saved.receipt['follows']['epsilon'])} at delta"
       f" {printable(stated['delta'])} per {stated['privacy_unit']}"
@@ -142,7 +132,7 @@ def _head(path: str) -> Answer:
     f" {stated['backbone']['name']}",
     "charge": f"{stated['charge']}: oneshot-dp verify asks the ledger",
   }
-  return _found("head", path, rows, {"receipt": saved.receipt})
+  return rows, {"receipt": saved.receipt}, ()
 
 
 def _private_data(stated: Mapping[str, Any]) -> str:
@@ -150,7 +140,7 @@ def _private_data(stated: Mapping[str, Any]) -> str:
   return f"{rows}, {stated['num_examples']:,} examples"
 
 
-def _run(path: str) -> Answer:
+def _run(path: str) -> _Seen:
   from oneshot_dp.pipeline.report import results
   from oneshot_dp.pipeline.report.page import read_run
 
@@ -161,10 +151,10 @@ def _run(path: str) -> Answer:
     "heads": f"{len(run.rows)}, each with a sound receipt",
     "accuracy": "of each kind and epsilon\n" + results.table(run.rows),
   }
-  return _found("run", path, rows, {**run.facts, "heads": run.rows})
+  return rows, {**run.facts, "heads": run.rows}, ()
 
 
-def _ledger(path: str) -> Answer:
+def _ledger(path: str) -> _Seen:
   import msgspec
 
   from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -175,4 +165,4 @@ def _ledger(path: str) -> Answer:
     entry.pop("asked", None)  # it tells of the rows
   counts = collections.Counter(entry["dataset"] for entry in entries)
   rows = {name: f"charges and caps: {n}" for name, n in counts.items()}
-  return _found("ledger", path, rows, {"entries": entries})
+  return rows, {"entries": entries}, ()

@@ -54,7 +54,7 @@ def run(flags: Flags) -> Answer:
       " file."
     )
   saved, part = read_head(flags.head), Part.parse(flags.rows)
-  if not saved.private:
+  if not saved.trained.private:
     print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
   caches = [path for path in flags.images if is_cache(path)]
   if caches and (flags.images[1:] or flags.weights or flags.backbone):

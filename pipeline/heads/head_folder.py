@@ -58,10 +58,6 @@ class SavedHead:
     return self.receipt["stated"]
 
   @property
-  def private(self) -> bool:
-    return self.trained.private
-
-  @property
   def head(self) -> LinearHead:
     """The weights alone."""
     return self.trained.head
@@ -83,10 +79,7 @@ def write_head(
     for of in ({"kernel": head.kernel, "bias": head.bias}, trained.state)
   )
   more = {"charge": charge, "went_on_from": went_on_from}
-  more |= {
-    "weights_sha256": sha256(weights),
-    "releases_sha256": sha256(state),
-  }
+  more |= {"weights_sha256": sha256(weights), "releases_sha256": sha256(state)}
   receipt = make_receipt(trained, info, part, **more)
   folder.mkdir(parents=True, exist_ok=True)
   folder.chmod(folder.stat().st_mode if trained.private else 0o700)
@@ -149,15 +142,15 @@ def read_head(path: str | os.PathLike) -> SavedHead:
     for each in stated["releases"]
     for _ in range(each["count"])
   )
-  same = "delta", "options", "noise_source", "private"
-  derived = "epsilon", "mu_squared"
+  names = "delta", "options", "noise_source", "private", "epsilon"
+  known = stated | receipt["follows"]
   trained = TrainedHead(
     head=LinearHead(**weights, unit_norm=stated["input"] == UNIT_NORM),
     name=stated["head"],
     releases=releases,
     state=loaded[RELEASES_FILE],
-    **{name: stated[name] for name in same},
-    **{name: receipt["follows"][name] for name in derived},
+    mu_squared=known["mu_squared"],
+    **{name: known[name] for name in names},
   )
   found = {"path": folder, "trained": trained, "receipt": receipt}
   return SavedHead(**found, receipt_sha256=sha256(content))

@@ -21,24 +21,13 @@ from oneshot_dp.configs.extract_config import NumClassesSource
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.format import CacheInfo, sha256_of
-from oneshot_dp.linear_dp.accounting import (
-  ACCOUNTANT,
-  NEIGHBORING_RELATION,
-  added_up,
-  epsilon_of,
-  printable,
-)
+from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import TrainedHead
 
 FORMAT, NOT_PRIVATE = 1, "NOT PRIVATE"
 PLAIN, UNIT_NORM = "embedding", "embedding at norm 1"
 _LIBRARIES = "oneshot-dp", "dp-accounting", "jax", "optax", "numpy"
-_OF_INFO = (
-  *("dataset", "split", "feature_dim", "num_classes", "class_names"),
-  *("num_classes_source", "backbone", "views", "backbone_fingerprint"),
-)
-OF_TRAINED = "private", "options", "delta", "noise_source"
 _NOTHING = {"format": FORMAT, "stated": 0, "follows": 0}
 _TOLERANCE = 1e-9  # relative: processors may differ in the last bits of ε
 _MARKDOWN = str.maketrans({c: f"\\{c}" for c in r"\`*_{}[]<>#|!&~"})
@@ -96,8 +85,9 @@ def make_receipt(
   `more`: charge, went_on_from, weights_sha256, releases_sha256.
   """
   runs = itertools.groupby(trained.releases)
-  stated = {of: getattr(trained, of) for of in OF_TRAINED}
-  stated |= {of: getattr(info, of) for of in _OF_INFO} | {
+  names, both = Stated.__struct_fields__, (trained, info)
+  known = [(name, each) for name in names for each in both]
+  stated = {n: getattr(each, n) for n, each in known if hasattr(each, n)} | {
     "head": trained.name,
     "releases": [one._asdict() | {"count": len([*of])} for one, of in runs],
     "rows": str(part),
@@ -105,8 +95,8 @@ def make_receipt(
     "privacy_unit": info.unit,
     "cache_fingerprint": info.fingerprint,
     "input": UNIT_NORM if trained.head.unit_norm else PLAIN,
-    "neighboring_relation": NEIGHBORING_RELATION,
-    "accountant": ACCOUNTANT,
+    "neighboring_relation": accounting.NEIGHBORING_RELATION,
+    "accountant": accounting.ACCOUNTANT,
     "libraries": {of: importlib.metadata.version(of) for of in _LIBRARIES},
   }
   plain = msgspec.convert(stated | more, Stated)
@@ -125,11 +115,13 @@ def follows(stated: Mapping[str, Any]) -> dict[str, Any]:
   names = "mu_squared", "noise_multiplier", "epsilon", "epsilon_if_replaced"
   if not stated["releases"]:
     return dict.fromkeys(names)
-  mu2 = added_up(
+  mu2 = accounting.added_up(
     each["count"] / Fraction(each["noise_multiplier"]) ** 2
     for each in stated["releases"]
   )
-  epsilons = (epsilon_of(times * mu2, stated["delta"]) for times in (1, 4))
+  epsilons = (
+    accounting.epsilon_of(times * mu2, stated["delta"]) for times in (1, 4)
+  )
   sigma = mu2**-0.5 * (1 - 2**-50)
   return dict(zip(names, (mu2, sigma, *epsilons), strict=True))
 
@@ -146,8 +138,8 @@ def check_receipt(receipt: Any) -> None:
     for name, expected in {
       "num_classes": len(stated.class_names),
       "rows": str(Part.parse(stated.rows)),
-      "neighboring_relation": NEIGHBORING_RELATION,
-      "accountant": ACCOUNTANT,
+      "neighboring_relation": accounting.NEIGHBORING_RELATION,
+      "accountant": accounting.ACCOUNTANT,
       "private": noisy and stated.noise_source == own,
     }.items():
       if (said := getattr(stated, name)) != expected:
@@ -172,12 +164,11 @@ def card(receipt: dict[str, Any]) -> str:
   It ends with a digest of the whole receipt, so that a change of anything in
   the one, names and words included, no longer fits the other.
   """
-  most = right_guesses(
-    receipt["follows"]["epsilon"] or 0.0, receipt["stated"]["delta"] or 0.0
-  )
+  epsilon, delta = receipt["follows"]["epsilon"], receipt["stated"]["delta"]
+  most = right_guesses(epsilon or 0.0, delta or 0.0)
   return filled_in(
     "card.md",
-    printable,
+    accounting.printable,
     _marked,
     **receipt,
     NOT_PRIVATE=NOT_PRIVATE,

@@ -12,7 +12,6 @@ import dataclasses
 import datetime
 import decimal
 import hashlib
-import math
 import sqlite3
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,30 +42,6 @@ Keys = Mapping[str, UInt64[np.ndarray, " _keys"]]
 """What rows are known by, as `extract.cache.keys.keys_of` has it. Private."""
 
 
-class Charge(NamedTuple):
-  """What is about to be released, and what it costs."""
-
-  what: str  # in words, for people
-  mu2: Fraction | float | None  # μ², exact as a fraction; None is NOT PRIVATE
-  unit: str = "example"
-  delta: float | None = None  # at which its ε is stated
-  came_from: str | None = None  # the charge of the head that it goes on from
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Bill:
-  """Charges for the rows of one data set, whose keys are private."""
-
-  dataset: str
-  charges: tuple[Charge, ...]
-  keys: Keys
-
-  def __post_init__(self):
-    for each in self.charges:
-      if each.mu2 is not None and not 0 < each.mu2 < math.inf:
-        raise InputError(f"{each.what}: mu2={each.mu2} must be positive.")
-
-
 class Cap(NamedTuple):
   """What all releases of a data set are to keep, together."""
 
@@ -94,14 +69,14 @@ class Entry(
   """A row of a ledger. PRIVATE are `asked` and the keys of rows."""
 
   kind: Literal["charge", "cap", "left", "rows"]
-  time: str
+  time: str = ""  # when it was written
   dataset: str = ""  # of a charge, a cap, rows
   id: str = ""  # of a charge, as all down to `asked`; random
-  what: str = ""
-  mu2: Annotated[str, _FRACTION] | None = None
+  what: str = ""  # in words, for people
+  mu2: Annotated[str, _FRACTION] | None = None  # exactly; None: NOT PRIVATE
   unit: str = ""
-  delta: float | None = None  # of a cap, too
-  came_from: str | None = None
+  delta: float | None = None  # at which ε is stated; of a cap, too
+  came_from: str | None = None  # the charge of the head that it goes on from
   run: str = ""
   asked: dict[str, Any] = {}
   epsilon: float = 0.0  # of a cap
@@ -109,6 +84,15 @@ class Entry(
   heads: dict[str, Left] = {}  # that left, by the SHA-256 of their weights
   of: str = ""  # which keys of rows lie beside it
   keys_sha256: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Bill:
+  """Charges for the rows of one data set, whose keys are private."""
+
+  dataset: str
+  charges: tuple[Entry, ...]
+  keys: Keys
 
 
 class Entries:
@@ -140,21 +124,19 @@ class Entries:
     found = [np.empty(0, np.uint64)]
     for seq, each in enumerate(self.all, 1):
       if (each.dataset, each.of) == (dataset, of):
-        query = "SELECT keys FROM entry WHERE seq = ?"
-        ((blob,),) = self._db.execute(query, (seq,))
+        ask = "SELECT keys FROM entry WHERE seq = ?"
+        ((blob,),) = self._db.execute(ask, (seq,))
         if type(blob) is not bytes or sha256(blob) != each.keys_sha256:
           raise damaged(self._path, f"keys of entry {seq} are not as written")
         found.append(np.frombuffer(blob, "<u8").astype(np.uint64, copy=False))
     return np.concatenate(found)
 
-  def add(self, kind: Any, keys: Any = None, **fields: Any) -> None:
-    """Adds one of a kind, as of now; `keys` of rows, in an array, beside it."""
-    blob = None
-    if keys is not None:
-      blob = keys.astype("<u8").tobytes()
-      fields["keys_sha256"] = sha256(blob)
+  def add(self, entry: Entry, keys: Any = None) -> None:
+    """Adds one, as of now; `keys` of rows, in an array, beside it."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    self.all.append(Entry(kind, now, **fields))
+    blob = None if keys is None else keys.astype("<u8").tobytes()
+    more = {"time": now, "keys_sha256": sha256(blob) if blob else ""}
+    self.all.append(msgspec.structs.replace(entry, **more))
     text = msgspec.json.encode(self.all[-1]).decode()
     self._digest = sha256(f"{self._digest}\n{text}".encode())
     row = len(self.all), text, self._digest, blob
@@ -190,16 +172,15 @@ def transaction(
     InputError: it is damaged, or no ledger.
     RunError: another process writes for `wait` seconds; or the disk refuses.
   """
-  if not (there := exists(path)) and write:  # an empty file is never a new one
-    write_once(path.resolve(), _empty().serialize())
+  if not exists(path) and write:
+    with contextlib.closing(_empty()) as new:  # an empty file is never one
+      write_once(path.resolve(), new.serialize())
   try:
     place = f"{path.resolve().as_uri()}?mode=rw"
+    how = {"uri": True, "timeout": wait, "isolation_level": None}
     # (An `open` and close of the file by this process would drop its locks.)
-    with contextlib.closing(
-      sqlite3.connect(place, uri=True, timeout=wait, isolation_level=None)
-      if there or write
-      else _empty()
-    ) as db:
+    db = sqlite3.connect(place, **how) if exists(path) else _empty()
+    with contextlib.closing(db):
       db.execute("PRAGMA trusted_schema = OFF")
       db.execute("PRAGMA synchronous = EXTRA")
       ask = {of: db.execute(f"PRAGMA {of}").fetchone()[0] for of in _FORMAT}
@@ -252,7 +233,7 @@ def in_both(
   return max((len(np.intersect1d(a, b, True)) for a, b in found), default=0)
 
 
-def spent(entries: Iterable[Entry | Charge]) -> Fraction:
+def spent(entries: Iterable[Entry]) -> Fraction:
   """Σμ² of charges, exactly; what is NOT PRIVATE aside."""
   return sum((Fraction(each.mu2 or 0) for each in entries), Fraction(0))
 

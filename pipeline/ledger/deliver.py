@@ -17,7 +17,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +30,22 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 WEIGHTS_FILE, RECEIPT_FILE = "head.safetensors", "receipt.json"
 
 
+@contextlib.contextmanager
 def deliver_once(
   out: Path,
   ledger: Ledger,
   bills: Sequence[Bill],
-  train: Callable[[Path, list[str]], object],
   *,
   asked: Mapping[str, Any],
-  room: int = 0,
-) -> None:
-  """Charges, trains, notes what leaves, shows it; or goes on where one stopped.
+  room: int = 1,
+) -> Iterator[tuple[Path, list[str]]]:
+  """Charges; the block trains; then notes what leaves, and shows it.
 
-  `train` writes everything into a folder that only its owner sees, heads with
-  receipts that name the charges given; it is not called where a killed run's
-  heads are noted already. `asked` is all that makes it this run and no other,
-  `room` the bytes that the disk must have, which is tried before the charge.
+  The block writes all of it into the folder given, which only its owner sees:
+  heads, with receipts that name the charges given. Without charges it has
+  nothing to do: a killed run's heads are noted already. `asked` is all that
+  makes it this run and no other, `room` the bytes that the disk must have,
+  which is tried before the charge.
 
   Raises:
     InputError: something is at `out`, or another run is writing it; or the
@@ -53,18 +54,19 @@ def deliver_once(
   """
   with alone(out, for_next=True) as (place, whole):
     with disk_errors(out), (whole.parent / "room").open("wb") as file:
-      if room:
-        os.posix_fallocate(file.fileno(), 0, room)
+      os.posix_fallocate(file.fileno(), 0, room)
       os.unlink(file.name)
     heads = _heads_in(whole)  # of a killed run: noted, or never seen
     ids = ledger.charge(bills, place, asked, heads or None)
     of, noted = {left.charge for left in heads.values()}, ledger.heads()
-    if not (heads.items() <= noted.items() and of and of <= {*ids}):
+    if heads.items() <= noted.items() and of and of <= {*ids}:
+      yield whole, []
+    else:
       heads = {}
       try:
         shutil.rmtree(whole, ignore_errors=True)
         whole.mkdir()  # in a folder of mode 0700, so that it has its final mode
-        train(whole, ids)
+        yield whole, ids
         with disk_errors(out):
           exposed = any(c.mu2 is None for bill in bills for c in bill.charges)
           _settle(whole, keep_from_others=exposed)
@@ -141,8 +143,7 @@ def _heads_in(folder: Path) -> dict[str, Left]:
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
       receipt = weights.with_name(RECEIPT_FILE).read_bytes()
       charge = json.loads(receipt)["stated"]["charge"]
-      left = Left(charge, receipt_sha256=sha256(receipt))
-      found[sha256(weights.read_bytes())] = left
+      found[sha256(weights.read_bytes())] = Left(charge, sha256(receipt))
   return found
 
 

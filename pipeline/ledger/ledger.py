@@ -7,7 +7,6 @@ fractions, without rounding.
 """
 
 import functools
-import hashlib
 import json
 import os
 import secrets
@@ -17,19 +16,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.storage import is_url
 from oneshot_dp.pipeline.ledger import charges as of
-from oneshot_dp.pipeline.ledger.charges import (
-  Bill,
-  Cap,
-  Entries,
-  Entry,
-  Keys,
-  Left,
-)
+from oneshot_dp.pipeline.ledger.charges import Bill, Cap, Entries, Keys, Left
 
 
 def default_ledger() -> Path:
@@ -70,7 +63,7 @@ class Ledger:
       raise InputError(f"{self.path} is no place on a disk, for a ledger.")
     self._open = functools.partial(of.transaction, self.path, wait=wait)
 
-  def entries(self, dataset: str | None = None) -> list[Entry]:
+  def entries(self, dataset: str | None = None) -> list[of.Entry]:
     """Charges and caps, oldest first, of one data set or of all."""
     with self._open() as entries:
       every = [e for e in entries.all if dataset in (None, e.dataset)]
@@ -81,7 +74,7 @@ class Ledger:
     with self._open() as entries:
       return {k: v for e in entries.of("left") for k, v in e.heads.items()}
 
-  def paid(self, charge: str | None) -> list[Entry]:
+  def paid(self, charge: str | None) -> list[of.Entry]:
     """A charge, and those that it went on from."""
     by_id, chain = {each.id: each for each in self.entries()}, []
     while charge in by_id:  # one comes from an earlier one
@@ -94,17 +87,15 @@ class Ledger:
   ) -> list[str]:
     """Sets the cap from now on; returns what is to be said of that, if any.
 
-    With `keys` it holds for these rows by any name: they are refused under
-    another.
+    With `keys` these rows are refused under another name from then on.
     """
     rows = Bill(dataset=dataset, charges=(), keys=keys or {})
     most, said = cap.mu2, []  # refuses what is no guarantee
     with self._open(write=True) as entries:
-      _check(entries, [rows])
-      _add(entries, rows)
+      _add(entries, [rows])
       charges = entries.of("charge", dataset)
       old = of.cap_of(entries.of("cap", dataset))
-      entries.add("cap", dataset=dataset, **cap._asdict())
+      entries.add(of.Entry("cap", dataset=dataset, **cap._asdict()))
     unproven = "what was seen before may have led to it: no proven guarantee."
     if old and (most > old.mu2 or cap.delta > old.delta):
       said.append(f"THE CAP WAS RAISED, from {old} to {cap}; {unproven}")
@@ -123,21 +114,16 @@ class Ledger:
     asked: Mapping[str, Any],
     heads: Mapping[str, Left] | None = None,
   ) -> list[str]:
-    """Pays for a run, all or nothing, or finds it paid for.
+    """Pays for a run, all or nothing, or finds it paid for; the charges' ids.
 
-    A run that was charged and stopped before anything left is found by where
-    its results go: it pays nothing, because nobody saw what it drew. So is one
-    of which exactly these `heads` left.
-
-    `run` is where its results go, without links; `asked` all that makes it this
-    run, PRIVATE; `heads` what the last run into that place may have noted.
-    Returns the random id of each charge, in the order of the bills.
+    A run is known by `run`, where its results go, without links, and is this
+    one by all that was `asked`, PRIVATE. One that was charged and stopped
+    before anything left pays nothing, because nobody saw what it drew; nor does
+    one of which exactly these `heads` left. Ids are random, as bills have them.
     """
-    rows = hashlib.sha256()
-    for bill in bills:
-      for kind, keys in sorted(bill.keys.items()):
-        rows.update(kind.encode() + keys.tobytes())
-    now = json.loads(json.dumps({**asked, "rows": rows.hexdigest()}))
+    every = (each for bill in bills for each in sorted(bill.keys.items()))
+    rows = b"".join(kind.encode() + keys.tobytes() for kind, keys in every)
+    now = json.loads(json.dumps({**asked, "rows": of.sha256(rows)}))
     with self._open(write=True) as entries:
       left = {i: e.heads for e in entries.of("left") for i in e.charges}
       runs = [e for e in entries.of("charge") if e.run == str(run)]
@@ -150,9 +136,8 @@ class Ledger:
             " which goes on without a new charge, or name another place."
           )
         return [each.id for each in there]
-      _check(entries, bills)
       known = {each.dataset for each in entries.of("charge")}
-      ids = [i for bill in bills for i in _add(entries, bill, str(run), now)]
+      ids = _add(entries, bills, str(run), now)
     for dataset in {bill.dataset for bill in bills} - known:
       said = f"the first charge of {dataset!r} in {self.path}"
       print(f"{said}; what others were charged is not in it", file=sys.stderr)
@@ -170,7 +155,7 @@ class Ledger:
           "another run of the same command was faster, and its results left"
           " for this charge, which pays for one release: use those."
         )
-      entries.add("left", charges=tuple(ids), heads=dict(heads))
+      entries.add(of.Entry("left", charges=tuple(ids), heads=dict(heads)))
 
   def shared(self, keys: Keys) -> dict[str, tuple[int, int]]:
     """Data set → how many of these rows, and units, it was charged for.
@@ -185,8 +170,7 @@ class Ledger:
 def _check(entries: Entries, bills: Sequence[Bill]) -> None:
   """Refuses rows of another name, and what breaks a cap or a unit."""
   for bill in bills:
-    theirs = _shared(entries, bill.keys)
-    known = [(name, rows) for name, (rows, _) in theirs.items()]
+    known = [(n, both[0]) for n, both in _shared(entries, bill.keys).items()]
     # And what is charged at the same time.
     known += [(b.dataset, of.in_both(bill.keys, b.keys)) for b in bills]
     for other, rows in known:
@@ -226,20 +210,23 @@ def _check(entries: Entries, bills: Sequence[Bill]) -> None:
 
 
 def _add(
-  entries: Entries, bill: Bill, run: str = "", asked: Any = None
+  entries: Entries, bills: Sequence[Bill], run: str = "", asked: Any = None
 ) -> list[str]:
   """Writes charges, and keys of rows that the data set did not have yet."""
+  _check(entries, bills)
   ids = []
-  for each in bill.charges:
-    ids.append(secrets.token_hex(16))
-    cost = None if each.mu2 is None else str(Fraction(each.mu2))
-    more = {"id": ids[-1], "dataset": bill.dataset, "run": run, "asked": asked}
-    entries.add("charge", **each._asdict() | {"mu2": cost} | more)
-  for kind, keys in bill.keys.items():
-    old = entries.keys(bill.dataset, kind)
-    new = np.setdiff1d(keys, old, assume_unique=True)
-    if len(new):
-      entries.add("rows", new, dataset=bill.dataset, of=kind)
+  for bill in bills:
+    for each in bill.charges:
+      if each.mu2 is not None and Fraction(each.mu2) <= 0:
+        raise InputError(f"{each.what}: mu2={each.mu2} must be positive.")
+      ids.append(secrets.token_hex(16))
+      more = {"dataset": bill.dataset, "run": run, "asked": asked or {}}
+      entries.add(msgspec.structs.replace(each, id=ids[-1], **more))
+    for kind, keys in bill.keys.items():
+      old = entries.keys(bill.dataset, kind)
+      new = np.setdiff1d(keys, old, assume_unique=True)
+      if len(new):
+        entries.add(of.Entry("rows", dataset=bill.dataset, of=kind), new)
   return ids
 
 

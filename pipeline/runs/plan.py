@@ -12,19 +12,13 @@ from oneshot_dp.configs.errors import InputError, check_positive
 from oneshot_dp.configs.head_config import HeadName, HeadOptions
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.read import open_cache
-from oneshot_dp.linear_dp.accounting import (
-  added_up,
-  check_budget,
-  check_delta,
-  epsilon_of,
-  mu_squared,
-  printable,
-)
+from oneshot_dp.linear_dp import accounting
+from oneshot_dp.linear_dp.accounting import printable
 from oneshot_dp.linear_dp.hosts import Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import HEADS, check_plan, cost, memory_needed
 from oneshot_dp.pipeline.heads.verify import earlier_head
-from oneshot_dp.pipeline.ledger.charges import Bill, Charge
+from oneshot_dp.pipeline.ledger.charges import Bill, Entry
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.roles import Cast, check_roles
@@ -34,22 +28,21 @@ from oneshot_dp.pipeline.vector_files import read_start
 if TYPE_CHECKING:
   from oneshot_dp.pipeline.commands import sweep, train
 
-_FEW_ROWS = 3.0
-"""Rows of a class, in units of σ, below which a head is next to chance."""
-_BESIDES = 1 << 20
-"""Bytes of a receipt, or of a table and pictures."""
+_FEW_ROWS = 3.0  # of a class, in units of σ: a head is next to chance below
+_BESIDES = 1 << 20  # bytes of a receipt, or of a table and pictures
 
 
 class Plan:
   """A request of which all is there and fits, and what it will cost.
 
   Attributes:
-    jobs: what is trained, each with a charge of its own: a head and a draw, or
-      None for the baseline.
+    jobs: what is trained (a head and a draw, or None for the baseline), and
+      what is charged for each.
     went_on_from: what is stated of the head that --from names; else empty.
     mu2: μ² that each draw buys, all its epsilons together.
     epsilon: of all private heads of the run together, rounded up.
     bills: what it costs, of the training rows first.
+    room: bytes on the disk that the run needs, at most.
     identity: `settings`, and digests of the rows, for the ledger: PRIVATE.
 
   InputError: the first thing that does not do; nothing was charged.
@@ -58,7 +51,9 @@ class Plan:
   def __init__(self, asked: "train.Flags | sweep.Flags", hosts: Hosts):
     self.asked, delta, insisted = asked, asked.delta, asked.weak_privacy
     for epsilon in asked.epsilons:
-      check_budget(epsilon, delta, insisted=insisted, flag="--epsilon")
+      accounting.check_budget(
+        epsilon, delta, insisted=insisted, flag="--epsilon"
+      )
     check_positive("--num-draws", asked.num_draws)
     if not asked.heads or len({*asked.heads}) < len(asked.heads):
       raise InputError(f"--head {' '.join(asked.heads)}: give each once.")
@@ -66,7 +61,7 @@ class Plan:
     self.source = NoiseSource(asked.noise_seed)
     self.train = open_cache(asked.cache, Part.parse(asked.rows))
     info, n = self.train.info, self.train.n
-    check_delta(delta, n, insisted=insisted)
+    accounting.check_delta(delta, n, insisted=insisted)
     self.casts, self.test = [Cast(self.train, "private", "--cache")], None
     if asked.eval_cache is not None:
       cache = open_cache(asked.eval_cache, Part.parse(asked.eval_rows))
@@ -77,10 +72,17 @@ class Plan:
       saved = earlier_head(asked.from_, self.ledger, self.train, delta)
       self.before, self.went_on_from = saved.trained, saved.receipt["stated"]
       had = saved.trained.mu_squared or 0.0
-    self.options = self._options()
-    self.mu2 = cost(asked.epsilons, delta, had)
     d, k, data = info.feature_dim, info.num_classes, data_of(self.train, hosts)
-    count = len(asked.heads) * len(asked.epsilons) * asked.num_draws
+    start = read_start(asked.start, info) if asked.start else None
+    given = HeadOptions(balanced=asked.balanced, start=start)
+    self.options: dict[HeadName, HeadOptions] = {}
+    for head in asked.heads:  # beside auto, which has some, lamb has none
+      alone = head == "auto" or len(asked.heads) == 1
+      self.options[head] = given if alone else HeadOptions()
+      how = {"options": self.options[head], "before": self.before}
+      check_plan(head=head, n=n, feature_dim=d, num_classes=k, **how)
+    self.mu2, draws = cost(asked.epsilons, delta, had), range(asked.num_draws)
+    count = len(asked.heads) * len(asked.epsilons) * len(draws)
     needs = 4 * (d + 1) * k * count
     needs += max(memory_needed(h, n, d, k, info.unit) for h in asked.heads)
     fix = "ask for fewer at once, --head lamb, or a smaller embedding"
@@ -88,64 +90,37 @@ class Plan:
     self.rows = {head: HEADS[head].rows(data) for head in asked.heads}
     for rows in self.rows.values():
       rows.read()
-    self.notes = check_roles(
-      self.casts, self.ledger, allow_duplicates=asked.allow_duplicates
-    )
+    insisted = asked.allow_duplicates
+    self.notes = check_roles(self.casts, self.ledger, allow_duplicates=insisted)
     self.notes += {rows.note for rows in self.rows.values()} - {""}
-    self.jobs: list[tuple[HeadName, int | None]] = [
-      (head, draw) for head in asked.heads for draw in range(asked.num_draws)
-    ]
+    at = ", ".join(map(printable, sorted(asked.epsilons)))
+    paid = str(self.mu2) if self.source.is_private else None
+    same: dict[str, Any] = {"kind": "charge", "unit": info.unit, "delta": delta}
+    same["came_from"] = self.went_on_from.get("charge")
+    self.jobs: dict[tuple[HeadName, int | None], Entry] = {
+      (head, draw): Entry(what=f"{head} at epsilon {at}", mu2=paid, **same)
+      for head in asked.heads
+      for draw in draws
+    }
     every = Fraction(had) + len(self.jobs) * self.mu2
-    self.epsilon = epsilon_of(added_up([every]), delta)
-    self.jobs += [(head, None) for head in asked.heads if asked.baseline]
-    self.bills = [self._bill(), *(self.test.bills() if self.test else [])]
+    self.epsilon = accounting.epsilon_of(accounting.added_up([every]), delta)
+    for head in asked.heads if asked.baseline else ():
+      self.jobs[head, None] = Entry(what=f"{head} without noise", **same)
+    of = {"dataset": info.dataset, "keys": self.casts[0].keys}
+    self.bills = [Bill(charges=tuple(self.jobs.values()), **of)]
+    self.bills += self.test.bills() if self.test else []
+    names = 12 * sum(len(name.encode()) for name in info.class_names)
+    square = 8 * d * d if "auto" in asked.heads else 0
+    each = 24 * (d + 1) * k + square + names + _BESIDES
+    self.room = (len(self.jobs) * len(asked.epsilons) + 1) * each
     digests = [cast.cache.private_digest for cast in self.casts]
     self.identity = {**self.settings(), "private_digests": digests}
 
-  def _options(self) -> dict[HeadName, HeadOptions]:
-    """Settings of each head; beside auto, which has some, lamb has none."""
-    asked, info, found = self.asked, self.train.info, {}
-    sizes: dict[str, Any] = {"n": self.train.n, "feature_dim": info.feature_dim}
-    sizes["num_classes"] = info.num_classes
-    start = read_start(asked.start, info) if asked.start else None
-    given = HeadOptions(balanced=asked.balanced, start=start)
-    for head in asked.heads:
-      alone = head == "auto" or len(asked.heads) == 1
-      found[head] = given if alone else HeadOptions()
-      check_plan(head=head, options=found[head], before=self.before, **sizes)
-    return found
-
-  def _bill(self) -> Bill:
-    """What training costs: nested epsilons together, each draw anew."""
-    at = ", ".join(map(printable, sorted(self.asked.epsilons)))
-    paid = self.mu2 if self.source.is_private else None
-    came_from = self.went_on_from.get("charge")
-    same = self.train.info.unit, self.asked.delta, came_from
-    charges = tuple(
-      Charge(f"{head} without noise", None, *same)
-      if i is None
-      else Charge(f"{head} at epsilon {at}", paid, *same)
-      for head, i in self.jobs
-    )
-    dataset, keys = self.train.info.dataset, self.casts[0].keys
-    return Bill(dataset=dataset, charges=charges, keys=keys)
-
-  @property
-  def room(self) -> int:
-    """Bytes on the disk that the run needs, at most."""
-    info = self.train.info
-    d, k = info.feature_dim, info.num_classes
-    names = 12 * sum(len(name.encode()) for name in info.class_names)
-    square = 8 * d * d if "auto" in self.asked.heads else 0
-    head = 24 * (d + 1) * k + square + names + _BESIDES
-    return (len(self.jobs) * len(self.asked.epsilons) + 1) * head
-
   def settings(self) -> dict[str, Any]:
     """What decides the results, all public; JSON."""
-    names = "heads", "epsilons", "delta", "num_draws", "baseline"
-    names = (*names, "private_eval", "noise_seed")
+    names = "heads epsilons delta num_draws baseline private_eval noise_seed"
     return {
-      **{name: getattr(self.asked, name) for name in names},
+      **{name: getattr(self.asked, name) for name in names.split()},
       "options": {head: o.as_json() for head, o in self.options.items()},
       "from": self.went_on_from.get("weights_sha256"),
       "caches": [
@@ -156,13 +131,14 @@ class Plan:
 
   def said(self) -> list[str]:
     """What to beware of, and what will be done and cost, from public facts."""
-    asked, info, n, said = self.asked, self.train.info, self.train.n, []
+    asked, info, n = self.asked, self.train.info, self.train.n
+    said = [*self.notes]
     if info.num_classes_source not in ("class_names", "flag"):
       said.append(
         "warning: the number of classes was read off the private labels; the"
         " guarantee holds only if it is public: import with --num-classes"
       )
-    sigma = mu_squared(max(asked.epsilons), asked.delta) ** -0.5
+    sigma = accounting.mu_squared(max(asked.epsilons), asked.delta) ** -0.5
     if (of_class := n / info.num_classes) < _FEW_ROWS * sigma:
       said.append(
         f"warning: about {of_class:.3g} rows of each class, and noise as large"
@@ -180,13 +156,12 @@ class Plan:
       costs += f" {printable(asked.private_eval)}"
     draws = f", {asked.num_draws} draws" * (asked.num_draws > 1)
     at = ", ".join(map(printable, asked.epsilons))
-    return [
-      *self.notes,
-      *said,
+    said.append(
       f"{' and '.join(asked.heads)} at epsilon {at}, delta {asked.delta:g}"
       f"{draws}, from {n:,} rows of {info.feature_dim:,} numbers in"
-      f" {info.num_classes:,} classes: {costs}, by {self.ledger.path}",
-    ]
+      f" {info.num_classes:,} classes: {costs}, by {self.ledger.path}"
+    )
+    return said
 
 
 def check_memory(what: str, needs: int, fix: str) -> None:

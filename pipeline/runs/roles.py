@@ -61,7 +61,7 @@ def check_roles(
     if not public.cache.num_rows:
       raise InputError(f"{public} has no rows to score: give another part.")
     info = public.cache.info
-    found = []  # rows, units, and whose
+    judge = functools.partial(_judge, public, allow_duplicates)
     for private in casts:
       theirs = private.cache.info
       if private.role == "private":
@@ -73,14 +73,11 @@ def check_roles(
             f"note: whether a {theirs.unit} is in both {private} and {public}"
             " cannot be seen: they do not number them alike"
           )
-        found.append((rows, units, str(private)))
+        notes += judge(rows, units, str(private))
     for dataset, (rows, units) in ledger.shared(public.keys).items():
       # A unit's number means something within one data set alone.
-      units *= dataset == info.dataset
       whose = f"the private rows of {dataset!r} in {ledger.path}"
-      found.append((rows, units, whose))
-    for rows, units, whose in found:
-      notes += _judge(public, rows, units, whose, allow_duplicates)
+      notes += judge(rows, units * (dataset == info.dataset), whose)
   return list(dict.fromkeys(notes))
 
 
@@ -112,7 +109,7 @@ def classes_differ(one: Sequence[str], other: Sequence[str]) -> str:
 
 
 def _judge(
-  public: Cast, rows: int, units: int, whose: str, allow_duplicates: bool
+  public: Cast, insisted: bool, rows: int, units: int, whose: str
 ) -> list[str]:
   """Refuses what is shared, or says that it goes on."""
   # Of different rows: many copies of one private row are one in one.
@@ -124,7 +121,7 @@ def _judge(
       f" are among {whose}: give a test set of others, or score these with"
       " --private-eval."
     )
-  if rows * _FEW > n and not (allow_duplicates and 2 * rows <= n):
+  if rows * _FEW > n and not (insisted and 2 * rows <= n):
     insist = "" if 2 * rows > n else ", or insist with --allow-duplicates"
     raise InputError(
       f"{rows} of the {n} rows of {public}, which is to be public, are among"

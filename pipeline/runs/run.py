@@ -8,6 +8,7 @@ The charge is on the disk before noise is drawn, and what was made is shown by
 one rename. What is written holds no time, and no number of private rows.
 """
 
+import contextlib
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp.accounting import printable
 from oneshot_dp.linear_dp.hosts import Hosts, end_as_told
 from oneshot_dp.linear_dp.rows import no_core_dumps
@@ -24,21 +24,13 @@ from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.heads.head_folder import write_head
 from oneshot_dp.pipeline.ledger.deliver import deliver_once
-from oneshot_dp.pipeline.report.results import (
-  NOT_PRIVATE,
-  HeadRow,
-  as_json,
-  files_of,
-  head_name,
-  table,
-)
+from oneshot_dp.pipeline.report import results
+from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.plan import Plan
 from oneshot_dp.pipeline.runs.scores import Scores
 
 if TYPE_CHECKING:
   from oneshot_dp.pipeline import commands
-
-_DONE = np.zeros(1, np.int64)
 
 
 def run_request(asked: "commands.train.Flags | commands.sweep.Flags") -> Answer:
@@ -51,45 +43,27 @@ def run_request(asked: "commands.train.Flags | commands.sweep.Flags") -> Answer:
   RunError: the ledger or the disk failed.
   """
   no_core_dumps()
-  try:
-    return _run(asked, Hosts.of(asked.hosts))
-  except (InputError, RunError):
-    end_as_told()
-    raise
-
-
-def _run(asked: Any, hosts: Hosts) -> Answer:
   plans: list[Plan] = []
-  hosts.sum(lambda: plans.append(Plan(asked, hosts)) or _DONE)
-  (plan,) = plans
-  hosts.agree("request or cache", repr(plan.identity))
-  if hosts.index != 0:
-    if hosts.from_first(lambda: _DONE).any():  # or an error is told here
-      _made(plan, None, [""] * len(plan.jobs))
-    return Answer(text="", facts={"host": hosts.index})
-  answers: list[Answer] = []
+  with contextlib.ExitStack() as delivery:
+    delivery.callback(end_as_told)
+    hosts = Hosts.of(asked.hosts)
+    hosts.sum(lambda: plans.append(Plan(asked, hosts)) or np.array([0]))
+    (plan,) = plans
+    hosts.agree("request or cache", repr(plan.identity))
+    folder, ids = None, [""] * len(plan.jobs)  # of hosts but the first
 
-  def make(folder: Path, ids: Sequence[str]) -> None:
-    print(*plan.said(), sep="\n", file=sys.stderr)
-    answers.append(Answer(text="", facts={}))
-    hosts.from_first(lambda: _DONE + 1)  # it is charged
-    answers.append(_made(plan, folder, ids))
+    def charged() -> np.ndarray:
+      nonlocal folder, ids
+      how = {"asked": plan.identity, "room": plan.room}
+      once = deliver_once(asked.out, plan.ledger, plan.bills, **how)
+      folder, ids = delivery.enter_context(once)
+      print(*plan.said(), sep="\n", file=sys.stderr)
+      return np.array([len(ids)])
 
-  try:
-    how = {"asked": plan.identity, "room": plan.room}
-    deliver_once(asked.out, plan.ledger, plan.bills, make, **how)
-  except Exception as error:
-
-    def tell(error: Exception = error) -> np.ndarray:
-      raise error
-
-    if not answers:
-      hosts.sum(tell)
-    raise
-  if not answers:  # The run that was killed had done all but show it.
-    hosts.from_first(lambda: _DONE)
-    answers.append(Answer(text=f"{asked.out} is done", facts={}))
-  return answers[-1]
+    answer = Answer(text=f"{asked.out} is done", facts={})
+    if hosts.from_first(charged).any():  # else a killed run had done it all
+      answer = _made(plan, folder, ids)
+  return answer if folder else Answer(text="", facts={"host": hosts.index})
 
 
 def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
@@ -101,15 +75,15 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
   # The charge of a private test set, if any, comes after those of the jobs.
   for (head, draw), charge in zip(plan.jobs, ids, strict=False):
     rows, options = plan.rows[head], plan.options[head]
-    how: dict[str, Any] = {"head": head, "options": options, "draw": draw}
-    made: Iterable[TrainedHead] = (
-      [baseline(rows, head, options)]
-      if draw is None
-      else train(rows, **how, **common)
-    )
+    made: Iterable[TrainedHead]
+    how: dict[str, Any] = {"head": head, "options": options}
+    if draw is None:
+      made = [baseline(rows, **how)]
+    else:
+      made = train(rows, draw=draw, **how, **common)
     for trained in made:
       known = trained.name, trained.epsilon or math.inf, trained.draw
-      name = f"heads/{head_name(*known)}" if plan.test else ""
+      name = f"heads/{results.head_name(*known)}" if plan.test else ""
       heads[name] = trained
       if folder is not None:
         of = plan.train.info, plan.train.part, charge, went_on_from
@@ -121,9 +95,8 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
     return Answer(text="", facts={})
   if scores is not None:
     return _write_run(plan, folder, heads, scores)
-  (trained,) = heads.values()
-  follows, info = receipt["follows"], plan.train.info
-  unit = f" per {info.unit}" if info.has_units else ""
+  (trained,), follows = heads.values(), receipt["follows"]
+  unit = f" per {plan.train.info.unit}" * plan.train.info.has_units
   return Answer(
     text=f"{asked.out}: {trained.name} at epsilon ="
     f" {printable(follows['epsilon'])}{unit}, delta = {printable(asked.delta)},"
@@ -142,26 +115,22 @@ def _write_run(
 
   info, asked, (found, said) = plan.train.info, plan.asked, scores
   rows = [
-    HeadRow(
+    results.HeadRow(
       path=path,
       head=each.name,
       epsilon=each.epsilon or math.inf,
       delta=asked.delta,
-      draw=each.draw,
-      private=each.private,
-      noise_source=each.noise_source,
       noise_multiplier=0.0 if not each.mu_squared else each.mu_squared**-0.5,
+      **{n: getattr(each, n) for n in ("draw", "private", "noise_source")},
       **{n: getattr(a, n) for n in ("top1", "top5", "balanced", "recall")},
     )
     for (path, each), a in zip(heads.items(), found, strict=True)
   ]
-  facts: dict[str, Any] = {
-    "dataset": info.dataset,
-    "split": info.split,
+  names = "dataset", "split", "class_names"
+  facts: dict[str, Any] = {name: getattr(info, name) for name in names} | {
     "rows": str(plan.train.part),
     "num_examples": plan.train.n,
     "privacy_unit": info.unit,
-    "class_names": list(info.class_names),
     "delta": asked.delta,
     "epsilon": plan.epsilon if plan.source.is_private else None,
     "test_counts": said.pop("class_rows", None),
@@ -176,15 +145,16 @@ def _write_run(
     together = "all private heads together: epsilon ="
     together += f" {epsilon} at delta = {delta}"
   files = {
-    **files_of(rows, facts),
-    "config.json": as_json(plan.settings()),
+    **results.files_of(rows, facts),
+    "config.json": results.as_json(plan.settings()),
     **pictures_of(rows, info.dataset, how),
   }
   for name, content in files.items():
     (folder / name).write_bytes(content)
   write_report(folder)
   return Answer(
-    text=f"{table(rows)}\n{together}; scored on {said['num_examples']:,} rows"
-    f" ({how})\n{asked.out}: see report.html and results.csv",
+    text=f"{results.table(rows)}\n{together}; scored on"
+    f" {said['num_examples']:,} rows ({how})\n{asked.out}: see report.html and"
+    " results.csv",
     facts={"out": asked.out, **facts, "heads": rows},
   )

@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING, Any
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
-from oneshot_dp.linear_dp.accounting import (
-  check_budget,
-  check_delta,
-  mu_squared,
-  printable,
-)
+from oneshot_dp.linear_dp import accounting
+from oneshot_dp.linear_dp.accounting import mu_squared, printable
 from oneshot_dp.linear_dp.evaluate import (
   Accuracy,
   evaluate_heads,
@@ -26,7 +22,7 @@ from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Data, no_core_dumps, rows_of
 from oneshot_dp.pipeline.heads.head_folder import read_head
-from oneshot_dp.pipeline.ledger.charges import Bill, Charge
+from oneshot_dp.pipeline.ledger.charges import Bill, Entry
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.runs.roles import Cast, check_roles, check_same_kind
 
@@ -77,8 +73,8 @@ class EvalRows:
       if delta is None:
         raise InputError("--private-eval needs --delta, too.")
       insisted, flag = asked.weak_privacy, "--private-eval"
-      check_budget(epsilon, delta, insisted=insisted, flag=flag)
-      check_delta(delta, cache.n, insisted=insisted)
+      accounting.check_budget(epsilon, delta, insisted=insisted, flag=flag)
+      accounting.check_delta(delta, cache.n, insisted=insisted)
       self.budget = epsilon, delta
     self._rows.read()
 
@@ -87,11 +83,13 @@ class EvalRows:
     if self.budget is None:
       return []
     info = self.cast.cache.info
-    charge = Charge(
-      f"accuracies at epsilon {printable(self.budget[0])}",
-      Fraction(mu_squared(*self.budget)) if self.source.is_private else None,
-      info.unit,
-      self.budget[1],
+    paid = str(Fraction(mu_squared(*self.budget)))
+    charge = Entry(
+      "charge",
+      what=f"accuracies at epsilon {printable(self.budget[0])}",
+      mu2=paid if self.source.is_private else None,
+      unit=info.unit,
+      delta=self.budget[1],
     )
     keys = self.cast.keys
     return [Bill(dataset=info.dataset, charges=(charge,), keys=keys)]

@@ -8,12 +8,13 @@ import hashlib
 import json
 import multiprocessing
 import secrets
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.ledger.charges import Bill, Cap, Charge
+from oneshot_dp.pipeline.ledger.charges import Bill, Cap, Entry
 from oneshot_dp.pipeline.ledger.deliver import deliver_once
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
@@ -40,8 +41,8 @@ def received(reader):
 
 def bill(rows=2000):
   keys = {"image": np.arange(1, rows, dtype=np.uint64)}
-  charges = (Charge("one release", COST, delta=1e-5),)
-  return Bill(dataset="pets", charges=charges, keys=keys)
+  charge = Entry("charge", mu2=str(Fraction(COST)), unit="example", delta=1e-5)
+  return Bill(dataset="pets", charges=(charge,), keys=keys)
 
 
 def charge(pipe, path, name, others=None):
@@ -62,8 +63,10 @@ def charge(pipe, path, name, others=None):
 
 def deliver(_, path, out, heads=3):
   """Weights are random bytes, as noise is; receipts name their charge."""
-
-  def train(folder, ids):
+  how = {"asked": {"heads": heads}, "room": 1 << 16}
+  with deliver_once(out, Ledger(path), [bill()], **how) as (folder, ids):
+    if not ids:
+      return
     for i in range(heads):
       place = folder / "heads" / str(i)
       place.mkdir(parents=True)
@@ -73,6 +76,3 @@ def deliver(_, path, out, heads=3):
       stated = {"charge": ids[0], "weights": sha256}
       (place / "receipt.json").write_text(json.dumps({"stated": stated}))
     (folder / "results.csv").write_text("head\n" * heads)
-
-  asked = {"heads": heads}
-  deliver_once(out, Ledger(path), [bill()], train, asked=asked, room=1 << 16)

@@ -5,19 +5,15 @@ from pathlib import Path
 import numpy as np
 
 from oneshot_dp.linear_dp.accounting import mu_squared
-from oneshot_dp.pipeline.ledger.charges import Bill, Charge
 from tests.pipeline.command_line import succeeds
+from tests.pipeline.sample_heads import bill_of
 
 DELTA = 1e-5
 
 
-def charge(ledger, *costs, dataset="pets", unit="example", run="/run"):
-  made = tuple(
-    Charge(f"auto: number {i}", cost, unit, DELTA)
-    for i, cost in enumerate(costs)
-  )
+def charge(ledger, *costs, dataset="pets", run="/run", **changes):
   keys = {"image": np.array([hash(dataset) % 1000 + 1], np.uint64)}
-  bill = Bill(dataset=dataset, charges=made, keys=keys)
+  bill = bill_of(*costs, dataset=dataset, keys=keys, **changes)
   return ledger.charge([bill], Path(run), {"private": "SECRET"})
 
 
@@ -31,7 +27,7 @@ def test_what_was_spent_of_all_data_sets(ledger, capsys):
   pets, cats = out.split("\npets:\n")[1].split("\ncats:\n")
   assert "spent, all together: epsilon 1 at delta 1e-05; 2." in pets
   assert "1 are NOT PRIVATE: no epsilon covers them" in pets
-  assert "auto: number 1 per example; charge" in pets
+  assert "charge 1 per example; charge" in pets
   assert "no cap" in pets
   assert "epsilon 2 at delta 1e-05" in cats
   assert "per user" in cats

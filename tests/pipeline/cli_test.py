@@ -17,6 +17,12 @@ TRAIN = ["train", "--cache", "c", "--epsilon", "1"]
 TRAIN += ["--delta", "1e-5", "--out", "o"]
 
 
+def run_python(*words, **environment):
+  environment = os.environ | environment
+  words = [sys.executable, *words]
+  return subprocess.check_output(words, text=True, env=environment)
+
+
 class TestWords:
   def test_help_fits_a_screen_and_waits_for_nothing_heavy(self):
     code = (
@@ -28,37 +34,21 @@ class TestWords:
       "  print('END')\n"
       "print(*sys.modules)"
     )
-    done = subprocess.run(
-      [sys.executable, "-c", code],
-      capture_output=True,
-      text=True,
-      check=True,
-      env=os.environ | {"COLUMNS": "80"},
-    )
-    listed, *helps, modules = done.stdout.split("END\n")
+    said = run_python("-c", code, COLUMNS="80")
+    listed, *helps, modules = said.split("END\n")
     listed, at_first = listed.rstrip().rsplit("\n", 1)
     assert all(f"  {name} " in listed for name in COMMANDS)
-    heavy = {"jax", "numpy", "tyro", "apache_beam", "matplotlib"}
-    assert not heavy & {*at_first.split()}
+    heavy = {"jax", "apache_beam", "matplotlib", "tensorflow_datasets"}
+    assert not (heavy | {"numpy", "tyro"}) & {*at_first.split()}
     assert len(helps) == len(COMMANDS)
     for shown in helps:
       assert "--json" in shown
       assert len(shown.splitlines()) <= 45
-    heavy = {
-      "jax",
-      "apache_beam",
-      "matplotlib",
-      "tensorflow_datasets",
-      "pyarrow",
-    }
-    assert not heavy & {*modules.split()}
+    assert not (heavy | {"pyarrow"}) & {*modules.split()}
 
   def test_completion_is_tyros(self):
-    words = [sys.executable, "-m", "oneshot_dp", "--tyro-print-completion"]
-    done = subprocess.run(
-      [*words, "bash"], capture_output=True, text=True, check=True
-    )
-    assert all(each in done.stdout for each in (*COMMANDS, "--eval-cache"))
+    said = run_python("-m", "oneshot_dp", "--tyro-print-completion", "bash")
+    assert all(each in said for each in (*COMMANDS, "--eval-cache"))
 
 
 @pytest.fixture
@@ -119,46 +109,38 @@ class TestAnswers:
       main(TRAIN)
 
 
-_IN_A_CALLBACK = """
-import os, signal, types
-import jax, numpy as np
-from oneshot_dp.pipeline import cli
-from oneshot_dp.pipeline.commands import train
-
-def callback(x):
-  os.kill(os.getpid(), signal.SIGINT)
-  return x
-
-def run(flags):
-  shape = jax.ShapeDtypeStruct((), np.float32)
-  step = jax.jit(lambda x: jax.pure_callback(callback, shape, x))
-  while True:
-    try: step(np.float32(1)).block_until_ready()
-    except Exception: pass
-
-cli._module = lambda name: types.SimpleNamespace(Flags=train.Flags, run=run)
-"""
-_IN_C = """
+_TRAIN_IS = """
 import ctypes, os, signal, threading, types
 from oneshot_dp.pipeline import cli
 from oneshot_dp.pipeline.commands import train
 
-def run(flags):
-  stop = lambda: os.kill(os.getpid(), signal.SIGINT)
+def stop(x=None):
+  os.kill(os.getpid(), signal.SIGINT)
+  return x
+
+def in_a_callback(flags):
+  import jax, numpy as np
+  shape = jax.ShapeDtypeStruct((), np.float32)
+  step = jax.jit(lambda x: jax.pure_callback(stop, shape, x))
+  while True:
+    try: step(np.float32(1)).block_until_ready()
+    except Exception: pass
+
+def in_c(flags):
   threading.Timer(0.5, stop).start()
   libc = ctypes.CDLL(None)
   while True: libc.poll(None, 0, 100000)  # without Python, as XLA waits
 
-cli._module = lambda name: types.SimpleNamespace(Flags=train.Flags, run=run)
+cli._module = lambda name: types.SimpleNamespace(Flags=train.Flags, run=RUN)
 """
 
 
 class TestProcess:
   """As a person starts it."""
 
-  @pytest.mark.parametrize("first", [_IN_A_CALLBACK, _IN_C])
-  def test_ctrl_c_ends_it_wherever_it_is(self, first):
-    process = start(TRAIN, first=first)
+  @pytest.mark.parametrize("run", ["in_a_callback", "in_c"])
+  def test_ctrl_c_ends_it_wherever_it_is(self, run):
+    process = start(TRAIN, first=_TRAIN_IS.replace("RUN", run))
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert one_line(err).startswith("interrupted; what was charged")

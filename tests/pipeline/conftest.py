@@ -1,5 +1,6 @@
 """A ledger of each test's own, and caches for all."""
 
+import os
 import pathlib
 
 import pytest
@@ -34,6 +35,14 @@ def eval_cache(tmp_path_factory) -> FeatureCache:
 def ledger(ledger_file) -> Ledger:
   """The ledger of `ledger_file`."""
   return Ledger(ledger_file)
+
+
+@pytest.fixture
+def umask():
+  """Sets it; the test's end sets it back."""
+  before = os.umask(0o077)
+  yield os.umask
+  os.umask(before)
 
 
 @pytest.fixture

@@ -1,20 +1,17 @@
 import json
-import os
 import secrets
 import shutil
 import stat
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.pipeline.ledger import deliver
-from oneshot_dp.pipeline.ledger.charges import Bill, Charge, spent
+from oneshot_dp.pipeline.ledger.charges import spent
 from oneshot_dp.pipeline.ledger.deliver import deliver_once
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-
-KEYS = {"image": np.array([1, 2, 3], np.uint64)}
+from tests.pipeline.sample_heads import bill_of
 
 
 @pytest.fixture
@@ -35,8 +32,10 @@ def write(folder, ids):
 
 
 def run(ledger, out, train=write, mu2=1.0, asked=None, **options):
-  bill = Bill(dataset="pets", charges=(Charge("run", mu2),), keys=KEYS)
-  return deliver_once(out, ledger, [bill], train, asked=asked or {}, **options)
+  how = options | {"asked": asked or {}}
+  with deliver_once(out, ledger, [bill_of(mu2)], **how) as (folder, ids):
+    if ids:
+      train(folder, ids)
 
 
 def shown(folder):
@@ -71,17 +70,16 @@ def test_what_is_made_is_noted_and_shown_at_once(ledger, out):
   assert {left.charge for left in ledger.heads().values()} == {charge.id}
 
 
-def test_others_may_read_what_is_private_and_nothing_else(ledger, out):
-  before = os.umask(0o022)
-  try:
-    run(ledger, out)
-    other = out.with_name("other")
-    run(ledger, other, mu2=None)
-  finally:
-    os.umask(before)
-  for folder, modes in (out, (0o755, 0o644)), (other, (0o700, 0o600)):
-    for each in folder, *folder.rglob("*"):
-      assert stat.S_IMODE(each.stat().st_mode) == modes[each.is_file()]
+@pytest.mark.parametrize(
+  ("mu2", "modes"), [(1.0, (0o755, 0o644)), (None, (0o700, 0o600))]
+)
+def test_others_may_read_what_is_private_and_nothing_else(
+  ledger, out, mu2, modes, umask
+):
+  umask(0o022)
+  run(ledger, out, mu2=mu2)
+  for each in out, *out.rglob("*"):
+    assert stat.S_IMODE(each.stat().st_mode) == modes[each.is_file()]
 
 
 def test_a_place_that_is_taken_or_cannot_be_is_refused_before_the_charge(
@@ -91,25 +89,20 @@ def test_a_place_that_is_taken_or_cannot_be_is_refused_before_the_charge(
   (here / "file").touch()
   (here / "folder").mkdir()
   (here / "link").symlink_to("file")
+  (here / "loop").symlink_to("loop")
   before = {*here.rglob("*")}
   for name in "file", "folder", "link", "folder/..":
     with pytest.raises(InputError, match="is there already; name another"):
       run(ledger, here / name)
-  assert {*here.rglob("*")} == before
-  # Nor a place that cannot be.
-  out.touch()
-  long = out.with_name("x" * 250)
-  for place in out / "below", Path("/proc/run"), long, Path("/"):
+  for name in "file/below", "/proc/run", "x" * 250, "/", "loop/run":
     with pytest.raises((InputError, RunError)):
-      run(ledger, place)
+      run(ledger, here / name)
   with pytest.raises(InputError, match="no place on a disk"):
     run(ledger, Path("gs://bucket/run"))
-  (out.parent / "loop").symlink_to("loop")
-  with pytest.raises((InputError, RunError)):
-    run(ledger, out.parent / "loop" / "run")
-  (out.parent / ".theirs.unfinished").symlink_to(out.parent)
+  assert {*here.rglob("*")} == before
+  (here / ".theirs.unfinished").symlink_to(here)
   with pytest.raises(InputError, match="is somebody else's"):
-    run(ledger, out.parent / "theirs")
+    run(ledger, here / "theirs")
   assert not ledger.path.exists()
 
 
@@ -172,40 +165,41 @@ class Killed(BaseException):
   """In place of SIGKILL: nothing of ours runs after it."""
 
 
-def kill_at(step, monkeypatch):
-  """The run ends just before, or just after, its `step`."""
+STEPS = {
+  "charged": (Ledger, "charge", True),
+  "deliver": (Ledger, "deliver", False),
+  "delivered": (Ledger, "deliver", True),
+  "rename": (Path, "rename", False),
+  "renamed": (Path, "rename", True),
+}
 
-  def stop(*_):
+
+def run_until(step, ledger, out, train=write):
+  """The run ends just before, or just after, this step."""
+  owner, name, after = STEPS[step]
+  does = getattr(owner, name)
+
+  def stop(*arguments):
+    if after:
+      does(*arguments)
     raise Killed
 
-  charge, deliver_, rename = Ledger.charge, Ledger.deliver, Path.rename
-  owner, name, does = {
-    "charged": (Ledger, "charge", lambda *a: (charge(*a), stop())),
-    "deliver": (Ledger, "deliver", stop),
-    "delivered": (Ledger, "deliver", lambda *a: (deliver_(*a), stop())),
-    "rename": (Path, "rename", stop),
-    "renamed": (Path, "rename", lambda *a: (rename(*a), stop())),
-  }[step]
-  monkeypatch.setattr(owner, name, does)
-  monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(owner, name, stop)
+    patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    with pytest.raises(Killed):
+      run(ledger, out, train)
 
 
-@pytest.mark.parametrize(
-  "step", ["charged", "deliver", "delivered", "rename", "renamed"]
-)
-def test_a_killed_run_has_one_charge_and_one_set_of_heads(
-  ledger, out, monkeypatch, step
-):
+@pytest.mark.parametrize("step", STEPS)
+def test_a_killed_run_has_one_charge_and_one_set_of_heads(ledger, out, step):
   seen = {}
 
   def train(folder, ids):
     write(folder, ids)
     seen.update(shown(folder))
 
-  with monkeypatch.context() as patch:
-    kill_at(step, patch)
-    with pytest.raises(Killed):
-      run(ledger, out, train)
+  run_until(step, ledger, out, train)
   noted = ledger.heads()
   assert bool(noted) == (step not in ("charged", "deliver"))
   if step == "renamed":
@@ -224,14 +218,9 @@ def test_a_killed_run_has_one_charge_and_one_set_of_heads(
 
 
 @pytest.mark.parametrize("damage", ["edited", "gone"])
-def test_noted_heads_that_are_damaged_are_not_shown(
-  ledger, out, monkeypatch, damage
-):
+def test_noted_heads_that_are_damaged_are_not_shown(ledger, out, damage):
   """They are paid for anew: nobody can show what was noted."""
-  with monkeypatch.context() as patch:
-    kill_at("rename", patch)
-    with pytest.raises(Killed):
-      run(ledger, out)
+  run_until("rename", ledger, out)
   (weights, _) = sorted(out.parent.rglob("head.safetensors"))
   weights.write_bytes(b"others")
   if damage == "gone":

@@ -24,12 +24,13 @@ class TestGoingOn:
     assert "pays epsilon 8 in all" in err
     off = spent(ledger.entries("clusters")) - mu2_of(8.0)
     assert abs(off) <= mu2_of(8.0) / 10**9
-    later = read_head(Path("b"))
+    first, later = read_head(Path("a")), read_head(Path("b"))
+    assert later.stated["went_on_from"] == first.stated["charge"]
     assert later.receipt["follows"]["epsilon"] <= 8.0
     assert verify_head(Path("b"), ledger).vouched
     releases = [
       sum(each["count"] for each in saved.stated["releases"])
-      for saved in (read_head(Path("a")), later)
+      for saved in (first, later)
     ]
     assert releases == [releases[1] // 2, releases[1]]
 

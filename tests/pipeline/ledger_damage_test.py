@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.ledger.charges import Bill, Cap, Charge, Left
+from oneshot_dp.pipeline.ledger.charges import Cap, Left
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults.harness import damaged_copies, odd_files
+from tests.pipeline.sample_heads import bill_of
 
 KEYS = {"image": np.array([1, 2, 3], np.uint64)}
 OTHERS = {"image": np.array([8, 9], np.uint64)}
-
-
-def bill(dataset, keys):
-  return Bill(dataset=dataset, charges=(Charge("one", 1.0),), keys=keys)
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +24,11 @@ def whole(tmp_path_factory):
   path = tmp_path_factory.mktemp("whole") / "ledger.sqlite"
   ledger = Ledger(path)
   ledger.set_cap("pets", Cap(20.0, 1e-5))
-  ids = ledger.charge([bill("pets", KEYS)], Path("/a"), {"epsilon": 1})
+  ids = ledger.charge([bill_of(1.0)], Path("/a"), {"epsilon": 1})
   ledger.deliver(ids, {"a" * 64: Left(ids[0], "b" * 64)})
-  ledger.charge([bill("cats", OTHERS)], Path("/b"), {"epsilon": 2})
+  ledger.charge(
+    [bill_of(1.0, dataset="cats", keys=OTHERS)], Path("/b"), {"epsilon": 2}
+  )
   return path
 
 
@@ -41,7 +40,8 @@ def path(whole, tmp_path):
 def uses(path):
   """All that reads it, of another data set than was edited."""
   ledger = Ledger(path, wait=0.05)
-  new = bill("wolves", {"image": np.array([50], np.uint64)})
+  rows = {"image": np.array([50], np.uint64)}
+  new = bill_of(1.0, dataset="wolves", keys=rows)
   return {
     "charge": lambda: ledger.charge([new], Path("/new"), {}),
     "shared": lambda: ledger.shared(OTHERS),
@@ -139,7 +139,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
 
 def test_a_place_that_cannot_be_is_one_line(tmp_path):
   (tmp_path / "file").touch()
-  new = bill("pets", KEYS)
+  new = bill_of(1.0)
   for place in tmp_path / "file" / "ledger", Path("/proc/ledger"):
     with pytest.raises((InputError, RunError), match=str(place)):
       Ledger(place).charge([new], Path("/run"), {})

@@ -24,19 +24,16 @@ xyz -> there is no command xyz; see oneshot-dp --help.
 train a\x1b[31m -> 'a\\x1b[31m' has control characters: leave them out.
 train --epsilon 1 -> train needs --cache CACHE --delta D --out DIR; see
 TRAIN --headd lamb -> options: --headd, lamb; see --head HEAD; see oneshot-dp t
-TRAIN stray -> Unrecognized options: stray; see oneshot-dp train --help
 train -cache train -> flags begin with two dashes; see oneshot-dp train --help
 TRAIN --out -> --out needs a value; see
 TRAIN --head svm -> invalid choice 'svm' for argument '--head'. Expected one of
 TRAIN --head lamb auto -> Unrecognized options: auto
 TRAIN --epsilon one -> --epsilon 'one': give a number; see
 TRAIN --epsilon 0.5,2 -> train takes one, and sweep --epsilons 0.5 2 several;
-TRAIN --epsilon -1 -> --epsilon=-1 must be positive
 TRAIN --epsilon 0 -> --epsilon=0 must be positive
 TRAIN --epsilon nan -> --epsilon=nan must be positive
 TRAIN --epsilon inf -> for no privacy at all there is the --baseline of sweep.
 TRAIN --epsilon 30 -> --epsilon=30 is more than 20 and protects almost nobody:
-TRAIN --epsilon 30 -> give a smaller one, or insist with --weak-privacy.
 TRAIN --delta 0 -> delta=0.0 must lie strictly between 0 and 1.
 TRAIN --delta 0.1 -> delta=0.1 is not below 1/n = 0.0056: publishing one
 TRAIN --cache nowhere -> nowhere: no such directory, or empty; name a cache.
@@ -75,53 +72,40 @@ SWEEP --epsilons -> epsilons=[]: give one or more, each once.
 SWEEP --epsilons 0.5,2 -> leave spaces between them: --epsilons 0.5 2; see
 SWEEP --epsilons 1 1 -> epsilons=[1.0, 1.0]: give one or more, each once.
 SWEEP --epsilons 1 --num-draws 0 -> --num-draws=0 must be at least 1.
-SWEEP --epsilons 1 --num-draws 1.5 -> --num-draws '1.5': give an integer; see
 SWEEP --epsilons 1 --head lamb lamb -> --head lamb lamb: give each once.
 SWEEP --epsilons 1 --eval-cache train -> or score them with --private-eval.
 SWEEP --epsilons 1 --eval-cache damaged -> is damaged
 SWEEP --epsilons 1 --eval-cache other -> of two backbones
 SWEEP --epsilons 1 --eval-rows [:101%] -> within 0% and 100%
-SWEEP --epsilons 1 --head lamb --balanced -> for head 'auto', not for 'lamb'
 SWEEP --epsilons 1 --head lamb --start good.npz -> for head 'auto', not for 'lam
 SWEEP --epsilons 1 --private-eval 30 -> --private-eval=30 is more than 20
-evaluate head -> evaluate needs --cache CACHE; see
 evaluate test --cache head -> test is not a head: it has no receipt.json; give a
 EVALUATE --delta 1e-5 -> --delta and --noise-seed are for --private-eval only.
 EVALUATE --cache train -> 180 of the 180 rows of --cache
 EVALUATE --cache other -> of two backbones
 EVALUATE --cache names -> class 0 is 'class 0' and 'a'
 EVALUATE --private-eval 1 -> --private-eval needs --delta, too.
-EVALUATE --private-eval 0 --delta 1e-5 -> --private-eval=0 must be positive
-EVALUATE --private-eval 30 --delta 1e-5 -> insist with --weak-privacy.
 EVALUATE --private-eval 1 --delta 0.1 -> or insist (--weak-privacy).
 predict head empty --out p.csv -> head was trained on imported features, and
 predict head empty --out text.txt -> text.txt is there already, or no place on a
 predict head empty --out gs://b/p.csv -> no place on a disk: name a new file.
 predict head empty --out p.csv --rows [:5%] -> --rows is for a cache, and these
 predict head train empty --out p.csv -> is a cache: give it alone, without
-predict head train --out p.csv --top-k 0 -> --top-k 0 must be from 1 to 4, the
 predict head train --out p.csv --top-k 5 -> --top-k 5 must be from 1 to 4, the
-export head -> export needs --to DIR; see
 export seeded --to o -> NOT PRIVATE
-export train --to o -> train is not a head: it has no receipt.json; give a
 export head --to test -> test is there already; name another place.
 report train -> give the directory that `train` or `sweep` wrote with --out.
 budget --max-epsilon 8 -> give --cache, --max-epsilon and --max-delta.
-CAP -> a cap is of one data set and has two numbers: give --cache,
 budget --cache train --max-epsilon 8 -> a cap is of one data set and has two
-CAP --max-epsilon x -> --max-epsilon 'x': give a number; see
 CAP --max-epsilon 0 -> epsilon=0 must be positive
+verify head --ledger no -> --ledger no is not there: name the ledger that was
+export head --to o --ledger no -> --ledger no is not there: name the ledger
 verify empty -> empty is neither a head nor a finished cache: name one of a run'
 AUDIT --epsilon 30 -> insist with --weak-privacy.
 AUDIT --canaries 5 -> --canaries 5: give 100 or more.
 AUDIT --rows [:80%] -> --rows and --ledger go with --cache: give it, too.
 AUDIT --head lamb --balanced -> --balanced goes with --head auto: leave it out.
-AUDIT --cache train --canaries 99 -> --canaries 99: give 100 or more.
 AUDIT --cache train --canaries 1000000000 -> that there are: give fewer --canari
-AUDIT --cache train --head lamb --balanced -> balanced is for head 'auto', not
-AUDIT --cache train --epsilon 30 -> --epsilon=30 is more than 20 and protects al
-AUDIT --cache train --delta 0.1 -> or insist (--weak-privacy).
-AUDIT --cache nowhere -> nowhere: no such directory, or empty; name a cache.
 AUDIT --cache one -> one has one class: give a cache of two or more.
 demo --out gs://bucket/d -> name a folder on a disk.
 import empty.npz --out o -> is not a readable npz (write it again): File is not

@@ -9,9 +9,9 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache import write
-from oneshot_dp.pipeline.ledger.charges import Bill, Charge
 from oneshot_dp.pipeline.runs.roles import Cast, check_roles, classes_differ
 from tests.pipeline.command_line import fails, succeeds
+from tests.pipeline.sample_heads import bill_of
 from tests.sample_caches import clusters, write_clusters, write_rows
 
 
@@ -25,10 +25,8 @@ def public(cache):
 
 def charge(ledger, cache):
   """As a run does that trains on a cache."""
-  charges = (Charge("auto", 0.01, cache.info.unit, 1e-5),)
-  bill = Bill(
-    dataset=cache.info.dataset, charges=charges, keys=private(cache).keys
-  )
+  info, keys = cache.info, private(cache).keys
+  bill = bill_of(0.01, dataset=info.dataset, keys=keys, unit=info.unit)
   ledger.charge([bill], ledger.path.parent / "out", {})
 
 

@@ -46,7 +46,7 @@ class TestTrain:
     succeeds(capsys, *words, "b")
     assert out.rstrip().endswith("NOT PRIVATE")
     a, b = (read_head(Path(name)) for name in "ab")
-    assert not a.private
+    assert not a.trained.private
     assert a.stated["weights_sha256"] == b.stated["weights_sha256"]
     assert spent(ledger.entries("clusters")) == 0
     assert [e.mu2 for e in ledger.entries()] == [None, None]

@@ -12,6 +12,7 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead
+from oneshot_dp.pipeline.ledger.charges import Bill, Entry
 
 D, K = 4, 3
 
@@ -67,6 +68,18 @@ def trained_head(
 def mu2_of(epsilon, delta=1e-5):
   """What a ledger is charged for it, exactly."""
   return Fraction(mu_squared(epsilon, delta))
+
+
+def bill_of(*costs, dataset="pets", keys=None, **changes):
+  """Charges of μ² each, by number; of three rows, if no keys are given."""
+  keys = {"image": np.array([1, 2, 3], np.uint64)} if keys is None else keys
+  fields: dict[str, Any] = {"unit": "example", "delta": 1e-5} | changes
+  exact = [None if cost is None else str(Fraction(cost)) for cost in costs]
+  charges = tuple(
+    Entry("charge", what=f"charge {i}", mu2=mu2, **fields)
+    for i, mu2 in enumerate(exact)
+  )
+  return Bill(dataset=dataset, charges=charges, keys=keys)
 
 
 def heads_in(folder):
