@@ -121,6 +121,13 @@ def test_an_iterator_that_fails_or_ends_leaves_nothing_behind(tmp_path):
     with pytest.raises(kind, match=said):
       write_cache(tmp_path / "cache", info, pieces)
     assert not (tmp_path / "cache").exists()
+  # Nor takes away what a killed call began.
+  keyed = dataclasses.replace(info, keys="embedding")
+  begin(str(tmp_path / "cache"), CacheJob(info=keyed, more="import"))
+  before = digest(tmp_path / "cache")
+  with refused("20 rows came"):
+    write_cache(tmp_path / "cache", info, [some])
+  assert digest(tmp_path / "cache") == before
 
 
 def test_zero_rows_in_a_shard_and_in_all(tmp_path):
