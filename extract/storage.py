@@ -210,20 +210,18 @@ def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
     yield f"/dev/fd/{file.fileno()}", file
 
 
-def seekable(place: str, name: str) -> BinaryIO:
-  """A file of which a library reads the parts that it needs."""
-  store = store_at(place)
+def seekable(store: Store, name: str, size: int) -> BinaryIO:
+  """A file of so many bytes, of which a library reads what it needs."""
   if store.remote is None:
     return files.open_regular(store.path(name))
-  return io.BufferedReader(_Ranges(store, name), 1 << 20)
+  return io.BufferedReader(_Ranges(store, name, size), 1 << 20)
 
 
 class _Ranges(io.RawIOBase):
   mode = "rb"
 
-  def __init__(self, store: Store, name: str):
-    self._store, self.name, self._at = store, name, 0
-    self._size, _ = state(store, name)
+  def __init__(self, store: Store, name: str, size: int):
+    self._store, self.name, self._size, self._at = store, name, size, 0
 
   def readable(self) -> bool:
     return True

@@ -88,7 +88,7 @@ def _from_store(location: str, shown: str) -> pathlib.Path:
       return path
 
     def parts() -> Iterator[bytes]:
-      with storage.seekable(folder, key) as remote:
+      with storage.seekable(store, key, there[0]) as remote:
         while part := remote.read(1 << 26):  # each is tried again
           yield part
       if storage.state(store, key) != there:

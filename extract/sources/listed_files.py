@@ -131,7 +131,7 @@ def opened(file: File, kind: str) -> Iterator[BinaryIO]:
   if file_at(file.path) != file:
     raise InputError(f"{file.path!r} was changed since it was listed.")
   try:
-    with storage.seekable(*os.path.split(file.path)) as found:
+    with storage.seekable(*_place(file.path), file.size) as found:
       yield found
   except (InputError, RunError):
     raise

@@ -59,7 +59,7 @@ def test_a_store_keeps_what_it_is_given(place):
   assert storage.read_range(store, "large", 5, 7) == (content[5:12], version)
   with storage.local_copy(store, "large") as (path, file):
     assert pathlib.Path(path).read_bytes() == content == file.read()
-  with storage.seekable(place[0], "large") as file:
+  with storage.seekable(store, "large", size) as file:
     file.seek(-10, os.SEEK_END)
     assert file.read() == content[-10:]
     file.seek(1 << 20)
