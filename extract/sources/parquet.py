@@ -23,7 +23,6 @@ _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view())
 _PARQUET = "Parquet file"
 _KEPT_BYTES = 1 << 30
-_LABELS_AT_ONCE = 1 << 16
 _reading = threading.Lock()
 _groups: dict[Any, Any] = {}
 """Row groups that threads read last: 1 GiB, and two in any case."""
@@ -55,8 +54,8 @@ def parquet_rows(
   InputError: it is none, or has no such columns.
   """
   with listed_files.opened(file, _PARQUET) as opened:
-    meta = (table := parquet.ParquetFile(opened)).metadata
-    schema = table.schema_arrow
+    table = parquet.ParquetFile(opened)
+    schema, meta = table.schema_arrow, table.metadata
     sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
   images = [field.name for field in schema if _is_image(field.type)]
   image = chosen(file.path, "--image", settings.image, images)
@@ -68,8 +67,7 @@ def parquet_rows(
 
   def values(column: str) -> Iterator[Any]:
     with listed_files.opened(file, _PARQUET) as opened:
-      table = parquet.ParquetFile(opened)
-      for batch in table.iter_batches(_LABELS_AT_ONCE, columns=[column]):
+      for batch in parquet.ParquetFile(opened).iter_batches(columns=[column]):
         yield from batch.column(0).to_pylist()
 
   units = values(settings.units or "")
