@@ -49,9 +49,8 @@ def make_rows(info: CacheInfo, seed: int = 0) -> Rows:
     ),
   }
   if info.has_units:
-    rows["unit_id"] = rng.integers(-(2**62), 2**62, n // 3 + 1)[
-      np.arange(n) // 3
-    ]
+    units = rng.integers(-(2**62), 2**62, n // 3 + 1)
+    rows["unit_id"] = np.repeat(units, 3)[:n]
   return rows
 
 

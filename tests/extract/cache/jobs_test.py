@@ -14,12 +14,7 @@ from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import check_cache
 from oneshot_dp.extract.cache.shard_file import CacheJob
-from oneshot_dp.extract.cache.write import (
-  JOB_FILE,
-  begin,
-  finish,
-  write_cache,
-)
+from oneshot_dp.extract.cache.write import JOB_FILE, begin, finish, write_cache
 from tests.extract.cache.caches import (
   columns,
   digest,

@@ -15,12 +15,7 @@ from oneshot_dp.extract.cache.shard_file import (
   encode_shard,
   stored_norm,
 )
-from tests.extract.cache.caches import (
-  columns,
-  import_rows,
-  make_info,
-  run_job,
-)
+from tests.extract.cache.caches import columns, import_rows, make_info, run_job
 
 
 @pytest.mark.parametrize(
