@@ -3,13 +3,12 @@
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 from oneshot_dp.configs.errors import InputError
 
 OneStepName = Literal["lamb", "adam", "momentum"]
 HeadName = Literal["auto", OneStepName]
-HEAD_NAMES: tuple[HeadName, ...] = get_args(HeadName)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import HEAD_NAMES, HeadOptions, PublicStart
+from oneshot_dp.configs.head_config import HeadOptions, PublicStart
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import array_data
@@ -47,7 +47,7 @@ def spent(releases):
   return sum(Fraction(each.noise_multiplier) ** -2 for each in releases)
 
 
-@pytest.mark.parametrize("head", HEAD_NAMES)
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("units", [False, True])
 def test_each_head_costs_its_epsilon_and_all_the_largest(head, units):
   epsilons = (8.0, 0.5, 2.0)
@@ -103,7 +103,7 @@ def test_a_head_keeps_its_options_as_it_goes_on(options):
   assert second.head.unit_norm == ("start" not in options)
 
 
-@pytest.mark.parametrize("head", HEAD_NAMES)
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("size", [(1, 1, 1), (5, 1, 3), (40, 7, 1)])
 def test_no_size_and_no_noise_make_it_fail(head, size):
   n, d, num_classes = size
@@ -133,7 +133,7 @@ def test_state_is_what_left_and_no_gradients():
       assert float(precision) == pytest.approx(left.noise_multiplier**-2)
 
 
-@pytest.mark.parametrize("head", HEAD_NAMES)
+@pytest.mark.parametrize("head", HEADS)
 def test_a_baseline_has_no_noise_and_is_not_private(head):
   rows = HEADS[head].rows(data())
   one, other = baseline(rows, head), baseline(rows, head)
