@@ -82,13 +82,13 @@ def test_without_the_aspect_both_sides_are_resized_then_cropped():
 def test_what_is_asked_for_replaces_what_the_reference_does():
   """A crop is kept, in proportion to the image."""
   for own, asked, found in (
-    (256, {}, (224, 256)),
-    (256, {"image_size": 112}, (112, 128)),
-    ("square", {"image_size": 384}, (384, "square")),
-    (256, {"resize": "square"}, (224, "square")),
-    ("square", {"image_size": 28, "resize": 32}, (28, 32)),
+    (256, PreprocessConfig(), (224, 256)),
+    (256, PreprocessConfig(image_size=112), (112, 128)),
+    ("square", PreprocessConfig(image_size=384), (384, "square")),
+    (256, PreprocessConfig(resize="square"), (224, "square")),
+    ("square", PreprocessConfig(image_size=28, resize=32), (28, 32)),
   ):
-    changed = Preprocessing(resize=own).changed(PreprocessConfig(**asked))
+    changed = Preprocessing(resize=own).changed(asked)
     assert (changed.image_size, changed.resize) == found
   with refused("--resize 200 .* size of 224"):
     Preprocessing().changed(PreprocessConfig(resize=200))
