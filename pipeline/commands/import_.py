@@ -34,8 +34,7 @@ class Flags:
     tuple[str, ...], f.flag("Names of the classes 0, 1, …", "NAME")
   ] = ()
   unit_name: Annotated[
-    str | None,
-    f.flag("Who owns several rows (patient): a column.", "NAME"),
+    str | None, f.flag("Who owns several rows (patient): a column.", "NAME")
   ] = None
   backbone_name: Annotated[str, f.flag("What made the embeddings.", "NAME")] = (
     "imported features"

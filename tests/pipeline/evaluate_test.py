@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.ledger.charges import spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -19,8 +20,6 @@ PAID = ("--private-eval", 2, "--delta", 1e-5)
 @pytest.fixture(scope="module")
 def head(tmp_path_factory, train_cache):
   """A head that is right about most rows; with the ledger that knows it."""
-  from oneshot_dp.pipeline.cli import main
-
   folder = tmp_path_factory.mktemp("head")
   words = f"train --cache {train_cache.path} --epsilon 8 --delta 1e-5"
   places = f"--head lamb --out {folder}/head --ledger {folder}/ledger"
@@ -85,13 +84,8 @@ def test_private_labels_are_paid_for_and_noisy(capsys, head, hard, ledger_file):
 
 @pytest.mark.parametrize("part", ["", "[:80%]"])
 def test_units_and_parts(capsys, tmp_path, head, part):
-  write_clusters(
-    tmp_path / "u",
-    (100,) * 4,
-    seed=5,
-    unit_id=np.arange(400) // 2,
-    dataset="users",
-  )
+  users = {"unit_id": np.arange(400) // 2, "dataset": "users"}
+  write_clusters(tmp_path / "u", (100,) * 4, seed=5, **users)
   words = ["evaluate", head, "--cache", tmp_path / "u", "--private-eval", 8]
   out, _ = succeeds(capsys, *words, "--delta", 1e-5, "--json", "--rows", part)
   found = json.loads(out)

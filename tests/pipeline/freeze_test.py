@@ -112,52 +112,41 @@ def published(folder, make, seed, monkeypatch):
     (folder / name / "cache_info.json").write_bytes(info.to_json())
   write_clusters(folder / "public", (30,) * 4, seed=8, split="public")
   inputs = {*folder.iterdir()}
-  said = {}
+  found: dict[tuple[str, bool], tuple[int, bytes]] = {}
   for line in COMMANDS:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
       status = cli.main(line.split())
-    said[line] = (status, out.getvalue().encode(), err.getvalue().encode())
-  files = {}
+    assert status == 2 * ("refused" in line or line in REFUSED), err.getvalue()
+    for stream in out, err:
+      found[line, stream is out] = status, stream.getvalue().encode()
   for path in sorted(folder.rglob("*")):
     private = "sqlite" in path.name or path.name == "l2"  # the ledgers
-    if private or inputs & {path, *path.parents}:
-      continue
-    mode = stat.S_IMODE(path.stat().st_mode)
-    content = path.read_bytes() if path.is_file() else b""
-    files[str(path.relative_to(folder))] = (mode, content)
-  return said, files
+    if not private and not inputs & {path, *path.parents}:
+      content = path.read_bytes() if path.is_file() else b""
+      name = str(path.relative_to(folder)), False
+      found[name] = stat.S_IMODE(path.stat().st_mode), content
+  receipts = [json.loads(p.read_text()) for p in folder.rglob("receipt.json")]
+  digests = [sha256_of(each).encode() for each in receipts]  # with a charge
 
+  def without_random_ids(data):
+    for digest in digests:
+      data = data.replace(digest, b"RECEIPT")
+    data = _RANDOM.sub(b"ID", data).replace(os.fsencode(folder), b"FOLDER")
+    return _TIME.sub(b"TIME", data)
 
-def without_random_ids(data, folder):
-  for receipt in folder.rglob("receipt.json"):  # it names a charge
-    digest = sha256_of(json.loads(receipt.read_text()))
-    data = data.replace(digest.encode(), b"RECEIPT")
-  data = _RANDOM.sub(b"ID", data).replace(os.fsencode(folder), b"FOLDER")
-  return _TIME.sub(b"TIME", data)
+  return {k: (mode, without_random_ids(v)) for k, (mode, v) in found.items()}
 
 
 @pytest.mark.slow
 def test_only_random_ids_differ(tmp_path, monkeypatch):
-  made = [
-    published(tmp_path / name, make, seed, monkeypatch)
-    for name, make, seed in (("a", plain_rows, 1), ("b", odd_rows, 2))
-  ]
-  (said, files), (other_said, other_files) = made
-  for line in COMMANDS:
-    one, other = said[line], other_said[line]
-    assert one[0] == other[0] == 2 * ("refused" in line or line in REFUSED), one
-    for a, b in zip(one[1:], other[1:], strict=True):
-      a = without_random_ids(a, tmp_path / "a")
-      assert a == without_random_ids(b, tmp_path / "b"), line
-  assert files.keys() == other_files.keys()
-  assert len(files) > 60
-  for name, (mode, content) in files.items():
-    other_mode, other = other_files[name]
+  one = published(tmp_path / "a", plain_rows, 1, monkeypatch)
+  other = published(tmp_path / "b", odd_rows, 2, monkeypatch)
+  assert one.keys() == other.keys()
+  assert len(one) > 60 + 2 * len(COMMANDS)
+  for name, (mode, a) in one.items():
+    other_mode, b = other[name]
     assert mode == other_mode, name
-    a = without_random_ids(content, tmp_path / "a")
-    b = without_random_ids(other, tmp_path / "b")
-    at = next(
-      (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0
-    )
+    both = enumerate(zip(a, b, strict=False))
+    at = next((i for i, (x, y) in both if x != y), 0)
     assert a == b, (name, a[at - 99 : at + 99], b[at - 99 : at + 99])

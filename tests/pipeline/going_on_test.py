@@ -79,6 +79,8 @@ class TestStopped:
       patch.setattr("oneshot_dp.pipeline.runs.run.write_head", stop)
       fails(capsys, *words, status=130)
     succeeds(capsys, *words)
+    line = fails(capsys, *place("TRAIN --head lamb --epsilon 1 --out i"))
+    assert "would break the cap of 'clusters'" in line
 
   def test_the_same_command_goes_on_without_a_new_charge(
     self, capsys, place, ledger, monkeypatch
@@ -110,10 +112,19 @@ class TestStopped:
 
 
 @pytest.fixture
-def port():
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    return free.getsockname()[1]
+def on_two_hosts(place):
+  """What both say of a command, and how they end."""
+
+  def run(line):
+    with socket.socket() as free:
+      free.bind(("127.0.0.1", 0))
+      where = f"127.0.0.1:{free.getsockname()[1]}"
+    words = place(f"{line} --hosts")
+    hosts = [start([*words, f"{i}/2@{where}"]) for i in (0, 1)]
+    said = [host.communicate(timeout=120) for host in hosts]
+    return said, [host.returncode for host in hosts]
+
+  return run
 
 
 class TestHosts:
@@ -123,12 +134,10 @@ class TestHosts:
 
   @pytest.mark.slow
   def test_two_hosts_make_one_charge_and_one_set_of_heads(
-    self, place, ledger, port
+    self, on_two_hosts, ledger
   ):
-    words = place("SWEEP --epsilons 8 --head lamb auto --out s --hosts")
-    hosts = [start([*words, f"{i}/2@127.0.0.1:{port}"]) for i in (0, 1)]
-    said = [host.communicate(timeout=120) for host in hosts]
-    assert [host.returncode for host in hosts] == [0, 0], said
+    said, statuses = on_two_hosts("SWEEP --epsilons 8 --head lamb auto --out s")
+    assert statuses == [0, 0], said
     assert "all private heads together: epsilon = " in said[0][0]
     assert said[1] == ("", "")
     assert spent(ledger.entries("clusters")) == 2 * mu2_of(8.0)
@@ -136,11 +145,9 @@ class TestHosts:
     assert all(verify_head(p.parent, ledger).vouched for p in heads_in("s"))
 
   @pytest.mark.slow
-  def test_what_the_first_refuses_ends_all(self, place, ledger, port):
+  def test_what_the_first_refuses_ends_all(self, on_two_hosts, ledger):
     Path("h").mkdir()
-    words = place("TRAIN --epsilon 8 --head lamb --out h --hosts")
-    hosts = [start([*words, f"{i}/2@127.0.0.1:{port}"]) for i in (0, 1)]
-    said = [host.communicate(timeout=120)[1] for host in hosts]
-    assert [host.returncode for host in hosts] == [2, 2], said
-    assert all("h is there already" in one_line(each) for each in said)
+    said, statuses = on_two_hosts("TRAIN --epsilon 8 --head lamb --out h")
+    assert statuses == [2, 2], said
+    assert all("h is there already" in one_line(each) for _, each in said)
     assert not ledger.path.exists()

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp.private_head import PrivateHead
+from oneshot_dp.pipeline.heads import head_folder
 from oneshot_dp.pipeline.heads.head_folder import (
   load_head,
   read_head,
   save_head,
   write_head,
 )
-from oneshot_dp.pipeline.heads.receipt import card
 from tests.faults.harness import damaged_copies, everything_in, odd_files
-from tests.pipeline.sample_heads import D, K, sample_info, trained_head
+from tests.pipeline.sample_heads import D, K, fit, sample_info, trained_head
 
 FILES = "README.md", "head.safetensors", "receipt.json", "releases.safetensors"
 
@@ -90,17 +90,11 @@ def test_no_damage_of_a_file_is_passed_over(folder, name):
     assert len(str(refused.value)) < 800
 
 
-def fitted(folder, weights, **more):
+def fitted(folder, data, **more):
   """Puts other weights there, with a receipt and a card that fit them."""
-  data = (
-    weights if isinstance(weights, bytes) else safetensors.numpy.save(weights)
-  )
+  data = data if isinstance(data, bytes) else safetensors.numpy.save(data)
   (folder / "head.safetensors").write_bytes(data)
-  receipt = json.loads((folder / "receipt.json").read_text())
-  receipt["stated"] |= {"weights_sha256": hashlib.sha256(data).hexdigest()}
-  receipt["stated"] |= more
-  (folder / "receipt.json").write_text(json.dumps(receipt))
-  (folder / "README.md").write_text(card(receipt))
+  fit(folder, weights_sha256=hashlib.sha256(data).hexdigest(), **more)
 
 
 def test_weights_of_another_form_are_refused(folder):
@@ -129,43 +123,30 @@ def test_weights_of_another_form_are_refused(folder):
     read_head(folder)
 
 
-def notebook_head(**changes):
-  return PrivateHead(
-    trained=trained_head(**changes),
-    num_examples=300,
-    class_names=("cat", "dog", "rat"),
-  )
-
-
-def test_a_notebook_s_head_comes_back(tmp_path):
-  head = notebook_head()
-  save_head(head, tmp_path / "deep" / "head", dataset="pets", backbone="mine")
-  assert everything_in(tmp_path / "deep") == {
-    "head", *(f"head/{name}" for name in FILES)
-  }  # fmt: skip
-  text = " ".join(
-    (tmp_path / "deep" / "head" / "README.md").read_text().split()
-  )
+def test_a_notebook_s_head_is_saved_whole_or_not_at_all(tmp_path, monkeypatch):
+  names, place = ("cat", "dog", "rat"), tmp_path / "deep" / "head"
+  made = trained_head()
+  head = PrivateHead(trained=made, num_examples=300, class_names=names)
+  with pytest.raises(InputError, match="control characters"):
+    save_head(head, place, dataset="a\nb")
+  with monkeypatch.context() as patch:  # after three files of four
+    patch.setattr(head_folder, "CARD_FILE", "no/where")
+    with pytest.raises(RunError, match="cannot be written"):
+      save_head(head, place, dataset="pets")
+  assert not [*tmp_path.rglob("*head*")]
+  save_head(head, place, dataset="pets", backbone="mine")
+  before = read_head(place).receipt
+  with pytest.raises(InputError, match="is there already"):
+    save_head(head, place, dataset="pets")
+  assert everything_in(place.parent) == {"head", *(f"head/{f}" for f in FILES)}
+  assert read_head(place).receipt == before
+  text = " ".join((place / "README.md").read_text().split())
   assert "No ledger was charged" in text
   assert "mine embeddings" in text
-  again = load_head(tmp_path / "deep" / "head")
+  again = load_head(place)
   assert not again.is_charged
-  assert again.class_names == head.class_names
+  assert again.class_names == names
   assert again.num_examples == 300
   rows = np.random.default_rng(0).normal(size=(9, D)).astype(np.float32)
   np.testing.assert_array_equal(again.predict(rows), head.predict(rows))
   np.testing.assert_array_equal(again.logits(rows), head.logits(rows))
-
-
-def test_saving_a_head_leaves_all_or_nothing(tmp_path):
-  place = tmp_path / "deep" / "head"
-  with pytest.raises(InputError, match="control characters"):
-    save_head(notebook_head(), place, dataset="a\nb")
-  with pytest.raises(Exception, match="head"):
-    save_head(notebook_head(name="unknown"), place, dataset="pets")
-  assert not [*tmp_path.rglob("*head*")]
-  save_head(notebook_head(), place, dataset="pets")
-  before = read_head(place).receipt
-  with pytest.raises(InputError, match="is there already"):
-    save_head(notebook_head(), place, dataset="pets")
-  assert read_head(place).receipt == before

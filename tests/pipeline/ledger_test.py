@@ -98,17 +98,15 @@ def test_a_cost_that_is_none_is_refused(ledger, charge, cost):
 def test_caps_say_when_they_are_no_proven_guarantee(ledger, charge):
   assert ledger.set_cap("pets", Cap(2.0, DELTA)) == []
   assert ledger.set_cap("pets", Cap(1.0, DELTA)) == []
-  (raised,) = ledger.set_cap("pets", Cap(1.5, DELTA))
-  assert "THE CAP WAS RAISED" in raised
-  assert "no proven guarantee" in raised
-  (raised,) = ledger.set_cap("pets", Cap(0.5, 2 * DELTA))
-  assert "THE CAP WAS RAISED" in raised
+  for cap in Cap(1.5, DELTA), Cap(0.5, 2 * DELTA):
+    (raised,) = ledger.set_cap("pets", cap)
+    assert "THE CAP WAS RAISED" in raised
+    assert "no proven guarantee" in raised
   charge(4.0, None, dataset="cats", rows=keys(8))
   late, exposed, over = ledger.set_cap("cats", Cap(1.0, DELTA))
   assert "after the first release" in late
   assert "no proven guarantee" in late
-  assert "1 charges" in exposed
-  assert "NOT PRIVATE" in exposed
+  assert "1 charges are NOT PRIVATE" in exposed
   assert "more than this is spent already" in over
   for numbers in (-1.0, DELTA), (1.0, 1.0), (float("nan"), DELTA):
     with pytest.raises(InputError):
@@ -121,10 +119,7 @@ def test_rows_under_another_name_are_refused(ledger, charge, of):
   charge(1.0, rows=keys(1, 2, 3, of=of))
   with pytest.raises(InputError) as refused:
     charge(1.0, dataset="cats", rows=keys(2, 3, 4, 5, of=of))
-  said = str(refused.value)
-  assert "at least 2 of these rows are charged as 'pets'" in said
-  assert "calls them 'cats'" in said
-  assert "use a cache of the name" in said
+  assert "at least 2 of these rows are charged as 'pets'" in str(refused.value)
   charge(1.0, rows=keys(2, 9, of=of))
   with pytest.raises(InputError):  # what a later charge of the data set added
     charge(1.0, dataset="cats", rows=keys(9, of=of))

@@ -158,25 +158,20 @@ def test_releases_that_are_alike_are_counted_one_by_one():
 
 
 def test_the_card_says_what_it_rests_on(folder):
-  receipt = read_head(folder).receipt
-  stated, text = receipt["stated"], (folder / "README.md").read_text()
-  text = " ".join(text.split())
-  assert ("NOT PRIVATE" in text) == (not stated["private"])
-  assert ("No ledger was charged" in text) == (stated["charge"] is None)
-  assert ("public start" in text) == ("start_sha256" in stated["options"])
-  assert ("read off the private labels" in text) == (
-    stated["num_classes_source"].startswith("labels")
-  )
-  assert f"one {stated['privacy_unit']}" in text
-  assert "load_head" in text
-  assert "not protected" in text
-  if stated["private"]:
-    one = stated["privacy_unit"]
-    assert (
-      f"REPLACE_SPECIAL: one {one} is in the data, or nothing is in" in text
-    )
-    for each in "epsilon if replaced", stated["noise_source"], "delta =":
-      assert each in text
+  stated, text = read_head(folder).stated, (folder / "README.md").read_text()
+  text, unit = " ".join(text.split()), stated["privacy_unit"]
+  relation = f"REPLACE_SPECIAL: one {unit} is in the data, or nothing is in"
+  private = relation, "epsilon if replaced", "at **delta = "
+  for words, said in {
+    "NOT PRIVATE": not stated["private"],
+    "No ledger was charged": stated["charge"] is None,
+    "public start": "start_sha256" in stated["options"],
+    "read off the private labels": "labels" in stated["num_classes_source"],
+    **dict.fromkeys([f"one {unit}", "load_head", "not protected"], True),
+    **dict.fromkeys(private, stated["private"]),
+  }.items():
+    assert (words in text) == said, words
+  assert stated["noise_source"] in text
 
 
 def test_names_do_not_make_markdown(tmp_path):

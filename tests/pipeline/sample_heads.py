@@ -1,5 +1,6 @@
 """Heads, made in a moment, of the same classes that training makes."""
 
+import json
 import pathlib
 from fractions import Fraction
 from typing import Any
@@ -12,6 +13,7 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead
+from oneshot_dp.pipeline.heads.receipt import card
 from oneshot_dp.pipeline.ledger.charges import Bill, Entry
 
 D, K = 4, 3
@@ -80,6 +82,14 @@ def bill_of(*costs, dataset="pets", keys=None, **changes):
     for i, mu2 in enumerate(exact)
   )
   return Bill(dataset=dataset, charges=charges, keys=keys)
+
+
+def fit(folder, **stated):
+  """Edits what a head's receipt states, and writes the card that fits."""
+  receipt = json.loads((folder / "receipt.json").read_text())
+  receipt["stated"] |= stated
+  (folder / "receipt.json").write_text(json.dumps(receipt))
+  (folder / "README.md").write_text(card(receipt))
 
 
 def heads_in(folder):
