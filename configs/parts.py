@@ -38,9 +38,12 @@ class Part:
     """What was given to --rows; "" is the whole. InputError: it is no part."""
     if found := _PART.fullmatch(text.strip() or "[:]"):
       return cls(int(found[1] or 0), int(found[2] or 100))
+    bare = text.strip(" []")
+    is_near = re.fullmatch(r"\d*%?\s*:\s*\d*%?", bare)
+    near = re.sub(r"(\d+)%?", r"\1%", bare) if is_near else ":80%"
     raise InputError(
       f"--rows {text!a} is not a part of a cache: give percentages in brackets,"
-      " such as '[:80%]'; rows are chosen by content, not by their number."
+      f" such as '[{near}]'; rows are chosen by content, not by their number."
     )
 
   def __str__(self) -> str:

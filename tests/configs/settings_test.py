@@ -27,8 +27,10 @@ from oneshot_dp.extract.images import Preprocessing
 from tests.extract.cache.caches import make_info
 from tests.extract.refusals import refused
 
-NO_PARTS = ["[80:]", "[:1000]", "80%:", "[10:20%]", "[80%]", "train[:80%]"]
-NO_PARTS += ["[:1.5%]", "[-20%:]", "\x1b[2J"]
+NO_PARTS = {"[80:]": "80%:", "[:1000]": ":1000%", "[10:20%]": "10%:20%"}
+NO_PARTS |= {"80%:": "80%:"} | dict.fromkeys(
+  ["[80%]", "train[:80%]", "[:1.5%]", "[-20%:]", "\x1b[2J"], ":80%"
+)
 BAD = [
   *map(chr, itertools.chain(range(32), range(127, 160))),  # C0, DEL, C1
   *os.fsdecode(b"\xff\x80"),
@@ -97,7 +99,10 @@ def start(vectors, names=("a", "b", "c"), **settings):
     (start, {"vectors": [[1] * 4, [np.nan] * 4, [2] * 4]}, "'b' is not finite"),
     (start, {"vectors": np.ones((3, 4))}, "one vector for all classes"),
     (start, {"vectors": np.full((3, 4), 1e300)}, "one vector for all classes"),
-    *((Part.parse, {"text": text}, r"such as '\[:80%\]'") for text in NO_PARTS),
+    *(
+      (Part.parse, {"text": text}, rf"such as '\[{fix}\]'")
+      for text, fix in NO_PARTS.items()
+    ),
     (Part.parse, {"text": "[:101%]"}, "must rise"),
     (Part.parse, {"text": "[50%:50%]"}, "must rise"),
     (Part.parse, {"text": "[60%:40%]"}, "must rise"),
