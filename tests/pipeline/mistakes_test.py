@@ -61,7 +61,6 @@ TRAIN --start more.npz -> see 'cat', and 0 others
 TRAIN --start shape.npz -> 'class 0' has shape (3,)
 TRAIN --start zeros.npz -> start of class 'class 0' is zeros only
 TRAIN --start objects.npz -> Python objects
-TRAIN --out . -> is there already
 TRAIN --hosts 5 -> must be auto, or INDEX/COUNT@HOST:PORT, such as
 TRAIN --ledger text.txt -> the ledger text.txt is damaged
 TRAIN --ledger empty -> empty cannot be a ledger: it is no file; name another.

@@ -67,9 +67,7 @@ def test_duplicates(tmp_path, ledger, copies, factor, by):
 def test_units(tmp_path, ledger, first, by):
   """A number is somebody within a data set alone."""
   train = write_clusters(tmp_path / "train", unit_id=np.arange(180) // 3)
-  fields: dict[str, Any] = {}
-  if first is None:
-    fields["dataset"] = "others"
+  fields: dict[str, Any] = {"dataset": "others"} if first is None else {}
   if first != "no units":
     fields["unit_id"] = np.arange(80) + (first or 0)
   test = write_clusters(
