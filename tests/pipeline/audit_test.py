@@ -11,6 +11,7 @@ import pytest
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.linear_dp import private_sums, rows
 from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.linear_dp.hosts import Hosts
 from oneshot_dp.pipeline import audit
 from oneshot_dp.pipeline.audit import Canaries, Claim
 from oneshot_dp.pipeline.cli import main
@@ -126,6 +127,8 @@ def of_one_release():
 )
 def test_noise_with_a_fault_is_found(monkeypatch, head, change, said):
   monkeypatch.setattr(private_sums, "rounded_gaussian", noise(change))
+  # Which takes integers alone, where types are checked.
+  monkeypatch.setattr(Hosts, "from_first", lambda _, make, shape: make())
   bounds, faults = attack(head, runs=1)
   assert re.search(said, "; ".join(faults))
   assert (bounds.gaussian > 4.4) == ("times" in said)  # by guesses, too

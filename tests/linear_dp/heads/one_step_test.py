@@ -24,7 +24,6 @@ from tests.linear_dp.heads import reference
 
 N, D, K = 257, 12, 5
 SENSITIVITY = reference.WEIGHT * reference.R
-HEADS = "lamb", "adam", "momentum"
 
 
 def rows_of_lengths(n=N, d=D, num_classes=K, seed=0):
@@ -75,7 +74,7 @@ def test_the_gradient_is_jax_privacy_s():
   np.testing.assert_allclose(-head.kernel, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_release_pays_for_any_transformation_of_it(name):
   """What leaves is S once; the head follows from it and public numbers."""
   x, y = rows_of_lengths()
