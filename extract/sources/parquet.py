@@ -57,11 +57,11 @@ def parquet_rows(
     table = parquet.ParquetFile(opened)
     schema, meta = table.schema_arrow, table.metadata
     sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
-  images = [field.name for field in schema if _is_image(field.type)]
-  image = chosen(file.path, "--image", settings.image, images)
-  label, named = "", ()
-  if labelled:
-    label, named = _labels(settings, schema, images, file.path)
+    images = [field.name for field in schema if _is_image(field.type)]
+    image = chosen(file.path, "--image", settings.image, images)
+    label, named = "", ()
+    if labelled:  # (a column may be there twice)
+      label, named = _labels(settings, schema, images, file.path)
   groups = np.repeat(np.arange(len(sizes)), sizes)
   rows = np.concatenate([np.arange(n) for n in (0, *sizes)])
 
