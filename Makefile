@@ -36,7 +36,7 @@ HASTE := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 test-fast: $(VENV)/.project $(VENV)/.libtpu ## what is not slow, types unchecked
 	@ONESHOT_DP_CHECK_TYPES=0 XLA_FLAGS="$(HASTE)" $(PYTEST) -m "not slow and not stores" $(PYTEST_ARGS)
 
-test-stores: $(VENV)/.project ## a real S3 server on the loopback (built by Go)
+test-stores: $(VENV)/.project ## real object stores on the loopback (built by Go)
 	@$(PYTEST) -m stores tests/extract/storage_test.py $(PYTEST_ARGS)
 
 test-versions: $(UV) ## a quick part, with the oldest and newest dependencies

@@ -27,7 +27,10 @@ import pytest
 from oneshot_dp.extract import storage
 
 BUCKET = "data"
-_REAL = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+_REAL = {
+  "s3": "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
+  "gs": "github.com/fsouza/fake-gcs-server@v1.56.1",
+}
 Answer = tuple[int, list[tuple[str, str]], bytes]
 
 
@@ -180,19 +183,41 @@ def served(monkeypatch, folder, ask=None) -> Iterator[ObjectServer]:
     storage._remote.cache_clear()
 
 
-def _passed_on(port, method, path, headers, body) -> Answer:
+def _passed_on(scheme, port, method, path, headers, body) -> Answer:
   """What a real server at a port answers."""
+  asked, sent = method, {**headers, "connection": "close"}
+  if scheme == "gs":
+    method, path = _as_json_api(method, path, headers)
+    sent["host"] = f"127.0.0.1:{port}"  # S3's is signed
   upstream = http.client.HTTPConnection("127.0.0.1", port)
   with contextlib.closing(upstream):
-    sent = {**headers, "connection": "close"}
     upstream.request(method, path, body=body, headers=sent)
     answer = upstream.getresponse()
-    return answer.status, answer.getheaders(), answer.read()
+    found, data = answer.getheaders(), answer.read()
+  if (method, asked) == ("POST", "PUT") and answer.status < 300:
+    made = json.loads(data)
+    made = made.get("resource", made)
+    generation = ("x-goog-generation", made["generation"])
+    found, data = [("etag", made["etag"]), generation], b""
+  return answer.status, found, data
+
+
+def _as_json_api(method: str, path: str, headers) -> tuple[str, str]:
+  """What fake-gcs-server has of a write: GCS's JSON API, not its XML API."""
+  url = urllib.parse.urlsplit(path)
+  _, bucket, *rest = url.path.split("/", 2)
+  if method != "PUT" or not rest or url.query:
+    return method, path
+  query = ""
+  if "x-goog-if-generation-match" in headers:
+    query = f"&ifGenerationMatch={headers['x-goog-if-generation-match']}"
+  place = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={rest[0]}"
+  return "POST", place + query
 
 
 @contextlib.contextmanager
-def real_server(folder):
-  """What a real server of S3 answers, which Go builds the first time."""
+def real_server(scheme, folder):
+  """What a real server answers, which Go builds the first time."""
   if not shutil.which("go"):
     pytest.skip("Go, which builds the server, is not installed")
   with socket.socket() as probe:
@@ -200,10 +225,16 @@ def real_server(folder):
     port = probe.getsockname()[1]
   (folder / "objects" / BUCKET).mkdir(parents=True)
   keys = {"ROOT_ACCESS_KEY": "loopback", "ROOT_SECRET_KEY": "loopback-secret-0"}
-  command = f"go run {_REAL} --quiet --keep-alive --port 127.0.0.1:{port} posix"
+  address, objects = f"127.0.0.1:{port}", folder / "objects"
+  words = {
+    "s3": f"--quiet --keep-alive --port {address} posix {objects}",
+    "gs": f"-backend filesystem -filesystem-root {objects} -scheme http"
+    f" -host 127.0.0.1 -port {port} -public-host {address}",
+  }[scheme]
+  command = f"go run {_REAL[scheme]} {words}"
   with (folder / "log").open("w") as log:
     process = subprocess.Popen(
-      [*command.split(), folder / "objects"],
+      command.split(),
       env=os.environ | keys,
       stdout=log,
       stderr=log,
@@ -217,7 +248,7 @@ def real_server(folder):
       time.sleep(0.1)
     else:
       pytest.skip(f"{command}: {(folder / 'log').read_text()[-200:]}")
-    yield functools.partial(_passed_on, port)
+    yield functools.partial(_passed_on, scheme, port)
   finally:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(process.pid, signal.SIGKILL)

@@ -4,8 +4,10 @@ import collections
 import contextlib
 import datetime
 import hashlib
+import multiprocessing
 import os
 import pathlib
+import signal
 
 import pytest
 
@@ -15,8 +17,13 @@ from oneshot_dp.extract.cache import shard_file
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import check_cache, open_cache
 from oneshot_dp.extract.cache.write import begin, finish
-from tests.extract.cache import caches
-from tests.extract.cache.caches import digest, make_info, put, run_job
+from tests.extract.cache.caches import (
+  digest,
+  make_info,
+  put,
+  put_late,
+  run_job,
+)
 from tests.extract.object_server import BUCKET, real_server, served
 from tests.extract.refusals import refused
 
@@ -33,12 +40,14 @@ def place(request, tmp_path, monkeypatch):
   scheme = kind.removeprefix("real-")
   with contextlib.ExitStack() as stack:
     real = kind != scheme
-    ask = stack.enter_context(real_server(tmp_path)) if real else None
+    ask = stack.enter_context(real_server(scheme, tmp_path)) if real else None
     server = stack.enter_context(served(monkeypatch, tmp_path, ask))
     yield f"{scheme}://{BUCKET}/some/cache", server
 
 
-_STORES = ["s3", "gs", pytest.param("real-s3", marks=pytest.mark.stores)]
+_STORES = ["s3", "gs"] + [
+  pytest.param(f"real-{s}", marks=pytest.mark.stores) for s in ("s3", "gs")
+]
 STORES = pytest.mark.parametrize("place", _STORES, indirect=True)
 EVERYWHERE = pytest.mark.parametrize("place", ["disk", *_STORES], indirect=True)
 
@@ -161,31 +170,41 @@ def test_what_a_store_refuses_is_one_line(place, monkeypatch):
 
 @pytest.mark.slow
 @EVERYWHERE
-def test_an_orphan_of_another_job_is_never_counted(place, tmp_path):
+def test_an_orphan_of_another_job_is_never_counted(
+  place, tmp_path, capfd, request
+):
   """A worker of a job wakes after another began, in the same place."""
   out, _ = place
   store, info = storage.store_at(out), make_info(40)
   job = shard_file.CacheJob(info=info, more="listing")
   other = shard_file.CacheJob(info=info, more="other")
   assert begin(out, job)
-  late = []  # what it puts at last: two shards
-  for index in (1, 2):
-    rows = caches.make_rows(info, seed=1)
-    rows = caches.part(rows, info.shard_range(index))
-    rows = shard_file.checked(rows, info, "rows")
-    late.append(shard_file.encode_shard(rows, job, index))
+  spawn = multiprocessing.get_context("spawn")
+  late = [spawn.Process(target=put_late, args=(out, job, i)) for i in (1, 2)]
+  for worker in late:
+    worker.start()
+    request.addfinalizer(worker.kill)
+    assert worker.pid
+    _, status = os.waitpid(worker.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+
+  def wakes(worker):
+    os.kill(worker.pid, signal.SIGCONT)
+    worker.join()
+    return worker.exitcode
+
   storage.remove(store, list(storage.listed(store)))
   assert begin(out, other)
   put(out, other, 0)
-  shard_file.put_shard(out, job, *late[0])
+  assert wakes(late[0]) == 0
   # Whoever comes to it refuses it, and nothing counts it.
   with refused("is of another job, which may still run", RunError):
     put(out, other, 1)
   assert INFO_FILE not in storage.listed(store)
   storage.remove(store, list(storage.listed(store)))
   cache = run_job(out, info, "other")
-  with refused("is of another job", RunError):
-    shard_file.put_shard(out, job, *late[1])
+  assert wakes(late[1]) == 1
+  assert "is of another job" in capfd.readouterr().err
   assert check_cache(out) == []
   # Its launcher, too, if it wakes: it neither finishes nor changes the other's.
   own = run_job(tmp_path / "own", info, "listing").info.shards

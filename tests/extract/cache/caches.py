@@ -87,6 +87,15 @@ def put(out: str, job: CacheJob, index: int, seed: int = 0):
   return put_shard(out, job, *encode_shard(rows, job, index))
 
 
+def put_late(out: str, job: CacheJob, index: int) -> None:
+  """A worker of a job, stopped before it puts a shard, until it is woken."""
+  indices = job.info.shard_range(index)
+  rows = checked(part(make_rows(job.info, 1), indices), job.info, "rows")
+  made = encode_shard(rows, job, index)
+  os.kill(os.getpid(), signal.SIGSTOP)
+  put_shard(out, job, *made)
+
+
 def run_until(out: str, last: int) -> None:
   """A job that is killed at one of its steps that change the disk."""
   steps = itertools.count()
