@@ -34,7 +34,7 @@ HEAD_FILE = "embeddings_to_logits.jax_export"
 IMAGES_FILE = "images_to_logits.jax_export"
 NOBODY_VOUCHES = {
   True: "",
-  False: "**NOT VOUCHED FOR: the ledger has no charge for these weights.**",
+  False: "**NOT VOUCHED FOR: by the ledger, these files were not paid for.**",
   None: "Nobody vouches for this copy: no ledger was at hand.",
 }
 """By what the ledger said."""

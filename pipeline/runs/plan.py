@@ -122,6 +122,7 @@ class Plan:
     return {
       **{name: getattr(self.asked, name) for name in names.split()},
       "options": {head: o.as_json() for head, o in self.options.items()},
+      "noise_source": self.source.description,
       "from": self.went_on_from.get("weights_sha256"),
       "caches": [
         {**cast.cache.info.public(), "rows": str(cast.cache.part)}

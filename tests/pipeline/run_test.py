@@ -49,6 +49,10 @@ class TestTrain:
     assert spent(ledger.entries("clusters")) == 0
     assert [e.mu2 for e in ledger.entries()] == [None, None]
     assert stat.S_IMODE(Path("a").stat().st_mode) == 0o700
+    words = "SWEEP --epsilons 8 --head lamb --noise-seed 1 --out s"
+    succeeds(capsys, *place(words))
+    for name in "results.csv", "results.json", "config.json", "report.html":
+      assert "NOT PRIVATE" in (Path("s") / name).read_text()
 
   def test_noise_is_drawn_after_the_charge_is_on_the_disk(
     self, capsys, place, ledger, monkeypatch
