@@ -268,6 +268,9 @@ def _errors(store: Store, name: str, action: str) -> Iterator[None]:
     scheme, bucket = store.place[:2], "/".join(store.place.split("/")[:3])
     if kind in ("AlreadyExistsError", "PreconditionError"):
       raise FileExistsError(where) from e
+    if "169.254.169.254" in reason or "metadata.google" in reason:
+      # Where virtual machines have theirs; it is asked last.
+      raise InputError(f"{bucket}: no credentials; log in to the store.") from e
     if kind == "NotFoundError" and action in ("read", "remove"):
       raise FileNotFoundError(where) from e
     if kind == "NotFoundError" or "404 Not Found" in reason:
@@ -275,8 +278,5 @@ def _errors(store: Store, name: str, action: str) -> Iterator[None]:
     if re.search("Denied|Unauthen|403 Forb|401 Unauth", f"{kind} {reason}"):
       lacks = f"lack the permission {PERMISSIONS[action][scheme]}"
       raise InputError(f"{where}: these credentials {lacks}; grant it.") from e
-    if "169.254.169.254" in reason or "metadata.google" in reason:
-      # Where virtual machines have theirs; it is asked last.
-      raise InputError(f"{bucket}: no credentials; log in to the store.") from e
     said = escaped(reason)[:300]
     raise RunError(f"{where}: {said}; run the same command again.") from e

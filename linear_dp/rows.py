@@ -29,7 +29,7 @@ from oneshot_dp.linear_dp.data import (
 
 DATA, SAME = PartitionSpec("data"), PartitionSpec()
 _RESIDENT_BYTES = 2**33
-_IN_FLIGHT = 2  # chunks, beside the last, that devices may still be reading
+_IN_FLIGHT = 1  # chunks, beside the last, that devices may still be reading
 
 
 class Chunk(NamedTuple):

@@ -223,6 +223,7 @@ def _prepare() -> None:
   # It logs the traceback of a callback that Ctrl-C ended.
   logging.getLogger("jax").setLevel(logging.CRITICAL)
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  os.environ["MPLBACKEND"] = "agg"  # a notebook's, say, would end a page
   warnings.formatwarning = lambda message, *_, **__: (
     f"warning: {' '.join(str(message).split())}\n"
   )

@@ -36,7 +36,6 @@ print(json.dumps([len(set(file for file, _ in entered)), len(entered)]))
 
 TRAIN = """
 from oneshot_dp.pipeline import cli
-assert cli.main("import made_up.npz --num-classes 2 --out cache".split()) == 0
 begin()
 assert cli.main("train --cache cache --epsilon 1 --delta 1e-4 --out head"
                 " --ledger ledger.sqlite".split()) == 0
@@ -54,7 +53,7 @@ def counted(*arguments, make=shard.extract_shard):
     threading.setprofile(None)
 shard.extract_shard = job.extract_shard = counted
 assert cli.main("extract images.npz --split all --backbone glyph_vit"
-                " --out cache".split()) == 0
+                " --out embedded".split()) == 0
 """
 
 
@@ -91,6 +90,7 @@ def entered(setup: str, folder: str) -> tuple[int, int]:
   code = RUNS.replace("SETUP", setup)
   printed = said(sys.executable, "-c", code, str(ROOT), cwd=folder)
   files, functions = json.loads(printed.splitlines()[-1])
+  assert files, "oneshot_dp is not that of this folder: set PYTHONPATH"
   return files, functions
 
 
@@ -105,6 +105,8 @@ def make_material(folder: str) -> None:
   image = rng.integers(0, 256, (32, 24, 24, 3), np.uint8)
   names = {"class_names": ["a", "b"]}
   np.savez(f"{folder}/images.npz", image=image, label=label[:32], **names)
+  words = "-m oneshot_dp import made_up.npz --num-classes 2 --out cache"
+  said(sys.executable, *words.split(), cwd=folder)
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def begin(out: str, job: CacheJob) -> bool:
       "images of the source came, went or changed, or its shard is damaged"
     ]
     raise InputError(
-      f"{store.where()} belongs to another job: {'; '.join(said)}; choose"
+      f"{store.where()} belongs to another job: {'; '.join(said[:3])}; choose"
       " another --out, or remove it to start again."
     )
   if finished is not None:

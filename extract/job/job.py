@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from oneshot_dp.configs.errors import BrokenImageError, InputError
 from oneshot_dp.configs.extract_config import ExtractConfig
+from oneshot_dp.extract import storage
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
@@ -67,6 +68,9 @@ def run_extraction(
   source = open_source(config.source)
   if not len(source):
     raise InputError(f"{source.name}, split {source.split}: no images.")
+  home = source.root and storage.store_at(source.root).place
+  if home and storage.store_at(out).place.startswith(f"{home}/"):
+    raise InputError(f"--out {out} is among the images: name another place.")
   names = source.class_names
   few = ", ".join(names[:8]) + ", …" * (len(names) > 8)
   print(f"{source.name}: {len(names)} classes ({few})", file=sys.stderr)

@@ -47,8 +47,8 @@ _AT_ONCE = 8
 """Images of one task of a thread."""
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow")
 HOW_MENDED = (
-  "mend or remove what is broken (`oneshot-dp inspect` names it all), or pass"
-  " --on-decode-error skip."
+  "mend what is broken (`oneshot-dp inspect` names it all), or remove it and"
+  " what is at --out, or pass --on-decode-error skip."
 )
 
 

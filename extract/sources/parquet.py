@@ -6,14 +6,14 @@ So write them Hugging Face datasets, Spark, Ray and Daft. The ClassLabel that
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, one_line
 from oneshot_dp.configs.extract_config import SourceSettings
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.labels import FileRows, chosen
@@ -42,37 +42,39 @@ def read_cell(file: File, column: str, group: int, row: int) -> bytes:
       while len(_groups) > 2 and sum(sizes) > _KEPT_BYTES:
         del _groups[next(iter(_groups))], sizes[0]
     images = _groups[key]
-  image = images[row].as_py()
+  try:
+    image = images[row].as_py()
+  except (ValueError, IndexError, pa.ArrowException) as error:
+    said = f"{file.path!r} has a cell that cannot be read: {one_line(error)}."
+    raise InputError(said) from error
   return (image["bytes"] if isinstance(image, dict) else image) or b""
 
 
 def parquet_rows(
   settings: SourceSettings, file: File, labelled: bool
 ) -> FileRows:
-  """Rows of a Parquet file, whose columns are read as they are asked for.
-
-  InputError: it is none, or has no such columns.
-  """
+  """Rows of a Parquet file; InputError: it is none, or has no such columns."""
+  label, named, labels, units = "", (), [], []
   with listed_files.opened(file, _PARQUET) as opened:
     table = parquet.ParquetFile(opened)
     schema, meta = table.schema_arrow, table.metadata
     sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
     images = [field.name for field in schema if _is_image(field.type)]
     image = chosen(file.path, "--image", settings.image, images)
-    label, named = "", ()
-    if labelled:  # (a column may be there twice)
+
+    def values(column: str) -> list[Any]:
+      batches = table.iter_batches(columns=[column])
+      return [v for some in batches for v in some.column(0).to_pylist()]
+
+    if labelled:
       label, named = _labels(settings, schema, images, file.path)
+      labels = values(label)
+    if settings.units is not None:
+      units = values(settings.units)
   groups = np.repeat(np.arange(len(sizes)), sizes)
   rows = np.concatenate([np.arange(n) for n in (0, *sizes)])
-
-  def values(column: str) -> Iterator[Any]:
-    with listed_files.opened(file, _PARQUET) as opened:
-      for batch in parquet.ParquetFile(opened).iter_batches(columns=[column]):
-        yield from batch.column(0).to_pylist()
-
-  units = values(settings.units or "")
   at = np.stack([groups, rows], axis=1)
-  return FileRows(image, at, label, named, values(label), units)
+  return FileRows(image, at, label, named, labels, units)
 
 
 def _labels(
@@ -85,7 +87,10 @@ def _labels(
   label = chosen(path, "--label", asked, columns if asked else list(classes))
   for flag, key in (("--label", label), ("--units", settings.units)):
     if key is not None:
-      kind = schema.field(chosen(path, flag, key, columns)).type
+      key = chosen(path, flag, key, columns)
+      if columns.count(key) > 1:
+        raise InputError(f"{path!r} has several columns {key!r}: leave one.")
+      kind = schema.field(key).type
       kind = kind.value_type if pa.types.is_dictionary(kind) else kind
       if not (pa.types.is_integer(kind) or kind in _TEXTS):
         raise InputError(

@@ -47,8 +47,8 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline import audit
 
   claim = audit.Claim(flags.head, flags.epsilon, flags.delta, flags.balanced)
-  if flags.canaries is not None and flags.canaries < 100:
-    raise InputError(f"--canaries {flags.canaries}: give 100 or more.")
+  if flags.canaries is not None and not 100 <= flags.canaries <= 20_000:
+    raise InputError(f"--canaries {flags.canaries}: give 100 to 20000.")
   if flags.cache is not None:
     bounds, where = _among_real_rows(flags, flags.cache, claim)
     return answer_of(claim, bounds, (), where)

@@ -35,16 +35,18 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Sets a cap, if one is given, and reads the ledger."""
+  from oneshot_dp.pipeline.commands.verify import ledger_there
   from oneshot_dp.pipeline.ledger.charges import Cap
   from oneshot_dp.pipeline.ledger.ledger import Ledger
 
-  ledger, cache, dataset = Ledger(flags.ledger), None, None
+  epsilon, delta = flags.max_epsilon, flags.max_delta
+  of_ledger = ledger_there if epsilon is None else Ledger
+  ledger, cache, dataset = of_ledger(flags.ledger), None, None
   if flags.cache is not None:
     from oneshot_dp.extract.cache.read import open_cache
 
     cache = open_cache(flags.cache)
     dataset = cache.info.dataset
-  epsilon, delta = flags.max_epsilon, flags.max_delta
   if epsilon is not None or delta is not None:
     if cache is None or epsilon is None or delta is None:
       raise InputError(

@@ -34,8 +34,12 @@ def run(flags: Flags) -> Answer:
   if is_url(out):
     raise InputError(f"--out {out}: name a folder on a disk.")
   if results.exists():
-    said = f"{results} is there already; delete {out} to begin anew"
+    said = f"{results} is there already; name another --out to begin anew"
     return Answer(text=said, facts={"results": results})
+  own = "caches", "ledger.sqlite", f".{results.name}.unfinished"
+  there = {path.name for path in out.iterdir()} if out.is_dir() else set()
+  if there - {*own}:
+    raise InputError(f"--out {out} holds other files: name a new folder.")
   digits = load_experiment("digits")
   for split in "train", "test":
     source = dataclasses.replace(digits.source, split=split)

@@ -221,6 +221,7 @@ def _add(
         raise InputError(f"{each.what}: mu2={each.mu2} must be positive.")
       ids.append(secrets.token_hex(16))
       more = {"dataset": bill.dataset, "run": run, "asked": asked or {}}
+      more["mu2"] = each.mu2 and str(Fraction(each.mu2))
       entries.add(msgspec.structs.replace(each, id=ids[-1], **more))
     for kind, keys in bill.keys.items():
       old = entries.keys(bill.dataset, kind)

@@ -228,7 +228,13 @@ def _epsilon(epsilon: float | str) -> str:
 
 
 def _at_most(share: float) -> str:
-  return f"{printable(100 * share)}\N{NO-BREAK SPACE}%"
+  """A bound, rounded up, and below 100 % where it is."""
+  bound = 100.0
+  for digits in range(1, 5):
+    bound = math.ceil(share * 10 ** (2 + digits) - 1e-9) / 10**digits
+    if bound < 100:
+      break
+  return f"{bound:g}\N{NO-BREAK SPACE}%"
 
 
 def _points(share: float) -> str:

@@ -21,6 +21,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 SUITE = (
   "tests/extract/backbones/backbone_test.py",
+  "tests/extract/backbones/networks_test.py",
   "tests/extract/cache/readers_test.py",
   "tests/extract/job/job_test.py",
   "tests/extract/sources/tables_test.py",

@@ -71,6 +71,32 @@ def test_what_is_made_is_noted_and_shown_at_once(ledger, out):
   assert {left.charge for left in ledger.heads().values()} == {charge.id}
 
 
+@pytest.mark.parametrize("error", [RunError("busy."), KeyboardInterrupt()])
+@pytest.mark.parametrize("noted", [True, False])
+def test_what_was_noted_is_kept_whatever_ends_the_note(
+  ledger, out, monkeypatch, error, noted
+):
+  seen, note = {}, Ledger.deliver
+
+  def train(folder, ids):
+    write(folder, ids)
+    seen.update(shown(folder))
+
+  def stop(*arguments):
+    if noted:
+      note(*arguments)
+    raise error
+
+  with monkeypatch.context() as patch:
+    patch.setattr(Ledger, "deliver", stop)
+    with pytest.raises(type(error)):
+      run(ledger, out, train)
+  assert not out.exists()
+  run(ledger, out, None if noted else write)
+  check_whole(ledger, out)
+  assert (shown(out) == seen) == noted
+
+
 @pytest.mark.parametrize(
   ("mu2", "modes"), [(1.0, (0o755, 0o644)), (None, (0o700, 0o600))]
 )

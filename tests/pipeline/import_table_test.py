@@ -257,9 +257,17 @@ def test_memory_is_bounded(tmp_path):
   rows = np.broadcast_to(np.zeros(1, "f4"), (60_000, 1000))
   label = np.zeros(len(rows), int)
   np.savez_compressed(tmp_path / "a.npz", embedding=rows, label=label)
+  zeros = pa.array([[0.0] * 1000] * 1000, pa.list_(pa.float32()))
+  some = pa.table({"embedding": zeros, "label": label[:1000]})
+  with pq.ParquetWriter(tmp_path / "a.parquet", some.schema) as writer:
+    for _ in range(60):
+      writer.write_table(some)
+  pq.write_table(some, tmp_path / "b.parquet")
   np.savez(tmp_path / "b.npz", embedding=np.eye(2), label=np.arange(2))
-  import_table(tmp_path / "b.npz", tmp_path / "b", num_classes=K)  # libraries
+  for name in "b.npz", "b.parquet":  # libraries
+    import_table(tmp_path / name, tmp_path / f"{name}.cache", num_classes=K)
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  import_table(tmp_path / "a.npz", tmp_path / "c", num_classes=K)
+  for name in "a.npz", "a.parquet":
+    import_table(tmp_path / name, tmp_path / f"{name}.cache", num_classes=K)
   more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
   assert more < 220_000  # KB

@@ -50,6 +50,19 @@ def test_costs_add_up_without_rounding(ledger, charge):
   assert Fraction(0.1 + 1e-18) == Fraction(0.1)  # floats would forget it
 
 
+def test_a_ledger_that_has_just_gone_takes_no_charge(ledger, monkeypatch):
+  ledger.set_cap("pets", Cap(1.0, 1e-5))
+
+  def gone(path, exists=charges.exists):
+    there = exists(path)
+    path.unlink(missing_ok=True)
+    return there
+
+  monkeypatch.setattr(charges, "exists", gone)
+  with pytest.raises(RunError, match="nothing was charged"):
+    ledger.charge([bill_of(100.0)], Path("/run"), {})
+
+
 def test_a_cap_lets_out_what_it_is_for_and_not_a_bit_more(ledger, charge):
   ledger.set_cap("pets", Cap(8.0, DELTA))
   first, most = mu_squared(1.0, DELTA), mu_squared(8.0, DELTA)

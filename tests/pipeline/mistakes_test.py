@@ -93,16 +93,18 @@ report train -> give the directory that `train` or `sweep` wrote with --out.
 budget --max-epsilon 8 -> give --cache, --max-epsilon and --max-delta.
 budget --cache train --max-epsilon 8 -> a cap is of one data set and has two
 CAP --max-epsilon 0 -> epsilon=0 must be positive
+budget --ledger no -> --ledger no is not there: name the ledger that was
 verify head --ledger no -> --ledger no is not there: name the ledger that was
 export head --to o --ledger no -> --ledger no is not there: name the ledger
 verify empty -> empty is neither a head nor a finished cache: name one of a run'
 AUDIT --epsilon 30 -> insist with --weak-privacy.
-AUDIT --canaries 5 -> --canaries 5: give 100 or more.
+AUDIT --canaries 5 -> --canaries 5: give 100 to 20000.
 AUDIT --rows [:80%] -> --rows and --ledger go with --cache: give it, too.
 AUDIT --head lamb --balanced -> --balanced goes with --head auto: leave it out.
-AUDIT --cache train --canaries 1000000000 -> that there are: give fewer --canari
+AUDIT --cache train --canaries 1000000000 -> --canaries 1000000000: give 100 to
 AUDIT --cache one -> one has one class: give a cache of two or more.
 demo --out gs://bucket/d -> name a folder on a disk.
+demo --out head -> --out head holds other files: name a new folder.
 import empty.npz --out o -> is not a readable npz (write it again): File is not
 import start.npz --out o -> has no column embedding (or train_embedding): it has
 import empty --out o -> empty has no .parquet file: name a file to import.

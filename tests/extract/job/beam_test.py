@@ -92,6 +92,8 @@ def test_flags_that_make_no_sense(photos, tmp_path):
   }.items():
     with refused(said):
       run_extraction(job_of(photos), str(tmp_path / "cache"), [flag])
+  with refused("is among the images: name another place"):
+    run_extraction(job_of(photos), str(photos / "cache"))
 
 
 class Forgetful(dict):

@@ -10,7 +10,7 @@ import pytest
 
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.pipeline.heads.head_folder import write_head
-from oneshot_dp.pipeline.report.page import write_report
+from oneshot_dp.pipeline.report.page import _at_most, write_report
 from oneshot_dp.pipeline.report.results import HeadRow, files_of, head_name
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_heads import sample_info, trained_head
@@ -95,6 +95,11 @@ def run(page, tmp_path):
   return tmp_path / "run"
 
 
+def test_a_bound_of_guesses_is_rounded_up_and_below_1_where_it_is():
+  for epsilon, said in (1, "73.2"), (8, "99.97"), (12, "99.9994"):
+    assert _at_most(1 / (1 + math.exp(-epsilon))) == f"{said}\xa0%"
+
+
 def test_the_page_says_promise_cost_accuracy_and_limits(page, run, capsys):
   said, _ = succeeds(capsys, "report", run)
   assert said.strip() == str(run / "report.html")
@@ -104,7 +109,7 @@ def test_the_page_says_promise_cost_accuracy_and_limits(page, run, capsys):
     "At ε = 1 this classifier names 85.1 % of 1,000 test images right",
     "one example or nothing in its place (REPLACE_SPECIAL)",
     "ε = 8 at δ = 1e-05 together",
-    "is right at most 73.107 % of the time",
+    "is right at most 73.2 % of the time",
     "points, NOT PRIVATE",  # against the baseline
     "85.09 ± 0.07",  # over draws
     "82.7–87.3",  # of 1,000 test images, by Clopper and Pearson
