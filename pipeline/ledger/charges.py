@@ -179,8 +179,7 @@ def transaction(
     place = f"{path.resolve().as_uri()}?mode=rw"
     how = {"uri": True, "timeout": wait, "isolation_level": None}
     # (An `open` and close of the file by this process would drop its locks.)
-    there = write or exists(path)  # (a write that finds none is an error)
-    db = sqlite3.connect(place, **how) if there else _empty()
+    db = sqlite3.connect(place, **how) if write or exists(path) else _empty()
     with contextlib.closing(db):
       db.execute("PRAGMA trusted_schema = OFF")
       db.execute("PRAGMA synchronous = EXTRA")

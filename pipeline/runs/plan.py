@@ -50,10 +50,9 @@ class Plan:
 
   def __init__(self, asked: "train.Flags | sweep.Flags", hosts: Hosts):
     self.asked, delta, insisted = asked, asked.delta, asked.weak_privacy
+    how: dict[str, Any] = {"insisted": insisted, "flag": "--epsilon"}
     for epsilon in asked.epsilons:
-      accounting.check_budget(
-        epsilon, delta, insisted=insisted, flag="--epsilon"
-      )
+      accounting.check_budget(epsilon, delta, **how)
     check_positive("--num-draws", asked.num_draws)
     if not asked.heads or len({*asked.heads}) < len(asked.heads):
       raise InputError(f"--head {' '.join(asked.heads)}: give each once.")
