@@ -135,6 +135,18 @@ def delta_of(mu, epsilon):
   )
 
 
+@pytest.mark.parametrize("folder", ["private"], indirect=True)
+def test_names_that_forge_lines_are_refused(folder):
+  stated = read_head(folder).receipt["stated"]
+  for name in "dataset", "split", "class_names":
+    forged = "a\x1b[31m", *stated["class_names"][1:]
+    value = list(forged) if name == "class_names" else forged[0]
+    with pytest.raises(InputError, match="control characters"):
+      check_receipt(
+        read_head(folder).receipt | {"stated": stated | {name: value}}
+      )
+
+
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_what_follows_is_the_theorem_s(epsilon, tmp_path):
   made = trained_head(epsilon)
