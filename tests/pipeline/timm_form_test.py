@@ -187,6 +187,7 @@ def test_timm_and_transformers_open_it(tmp_path, name, unit_norm):
   """100 of 100 classes, of random weights that timm itself wrote."""
   timm = pytest.importorskip("timm")
   pytest.importorskip("transformers")
+  pytest.importorskip("torch").manual_seed(0)
   args = {} if name.startswith("bit") else {"img_size": SIDE}
   model = timm.create_model(FAMILIES[name], num_classes=0, **args)
   state = {key: value.numpy() for key, value in model.state_dict().items()}
