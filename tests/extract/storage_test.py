@@ -144,6 +144,7 @@ PERMISSIONS = {
 }
 
 
+@pytest.mark.slow
 @STORES
 def test_what_a_store_refuses_is_one_line(place, monkeypatch):
   url, server = place

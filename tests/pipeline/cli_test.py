@@ -138,6 +138,7 @@ cli._module = lambda name: types.SimpleNamespace(Flags=train.Flags, run=RUN)
 class TestProcess:
   """As a person starts it."""
 
+  @pytest.mark.slow
   @pytest.mark.parametrize("run", ["in_a_callback", "in_c"])
   def test_ctrl_c_ends_it_wherever_it_is(self, run):
     process = start(TRAIN, first=_TRAIN_IS.replace("RUN", run))

@@ -51,6 +51,7 @@ def embed(backbone, images) -> np.ndarray:
   return np.asarray(jax.jit(backbone.apply)(backbone.params, images))
 
 
+@pytest.mark.slow
 def test_real_weights_give_the_embeddings_of_an_independent_program(
   shared_data,
 ):

@@ -174,6 +174,7 @@ def test_a_stall_stops_the_workers_and_says_so(
   assert digest(out) == whole
 
 
+@pytest.mark.slow
 def test_what_cannot_be_stopped_is_said(photos, tmp_path, monkeypatch):
   """A runner whose job goes on, whatever it is told."""
   monkeypatch.setattr(on_beam, "DRAIN_SECONDS", 0.1)
