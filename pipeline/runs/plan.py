@@ -64,7 +64,7 @@ class Plan:
     self.casts, self.test = [Cast(self.train, "private", "--cache")], None
     if asked.eval_cache is not None:
       cache = open_cache(asked.eval_cache, Part.parse(asked.eval_rows))
-      self.test = EvalRows(cache, "--eval-cache", asked, hosts)
+      self.test = EvalRows(cache, "--eval-cache", asked, self.source, hosts)
       self.casts.append(self.test.cast)
     self.before, self.went_on_from, had = None, {}, 0.0
     if asked.from_ is not None:

@@ -63,10 +63,11 @@ class EvalRows:
     cache: FeatureCache,
     flag: str,
     asked: "sweep.Flags | evaluate.Flags",
+    source: NoiseSource,
     hosts: Hosts = ALONE,
   ):
     epsilon, delta = asked.private_eval, asked.delta
-    self.source, self.budget = NoiseSource(asked.noise_seed), None
+    self.source, self.budget = source, None
     self.cast = Cast(cache, "public" if epsilon is None else "private", flag)
     self._rows = rows_of(data_of(cache, hosts), each=True)
     if epsilon is not None:
@@ -134,7 +135,7 @@ def score_head(asked: "evaluate.Flags") -> tuple[Scores, Sequence[str]]:
   no_core_dumps()
   saved, book = read_head(asked.head), Ledger(asked.ledger)
   cache = open_cache(asked.cache, Part.parse(asked.rows))
-  test = EvalRows(cache, "--cache", asked)
+  test = EvalRows(cache, "--cache", asked, NoiseSource(asked.noise_seed))
   stated, heads = saved.receipt["stated"], [saved.trained.head]
   kind = stated["backbone_fingerprint"], stated["class_names"]
   check_same_kind(asked.head, kind, test.cast)

@@ -38,7 +38,7 @@ class TestTrain:
     out, _ = succeeds(capsys, *place(f"evaluate h --cache {eval_cache.path}"))
     assert out.startswith("top-1 100.00 %")
 
-  def test_a_seed_is_not_private(self, capsys, place, ledger):
+  def test_a_seed_is_not_private(self, capsys, place, ledger, monkeypatch):
     words = place("TRAIN --epsilon 8 --head lamb --noise-seed 1 --out")
     out, _ = succeeds(capsys, *words, "a")
     succeeds(capsys, *words, "b")
@@ -49,8 +49,17 @@ class TestTrain:
     assert spent(ledger.entries("clusters")) == 0
     assert [e.mu2 for e in ledger.entries()] == [None, None]
     assert stat.S_IMODE(Path("a").stat().st_mode) == 0o700
+    draw, sources = private_sums.rounded_gaussian, []
+
+    def noted(shape, sd, source):
+      sources.append(source)
+      return draw(shape, sd, source)
+
+    monkeypatch.setattr(private_sums, "rounded_gaussian", noted)
+    write_clusters(Path("t"), (40,) * 4, seed=4, dataset="tests")
     words = "SWEEP --epsilons 8 --head lamb --noise-seed 1 --out s"
-    succeeds(capsys, *place(words))
+    succeeds(capsys, *place(f"{words} --eval-cache t --private-eval 2"))
+    assert len({*sources}) == 1 < len(sources)  # or it would begin anew
     for name in "results.csv", "results.json", "config.json", "report.html":
       assert "NOT PRIVATE" in (Path("s") / name).read_text()
 
