@@ -25,7 +25,7 @@ if TYPE_CHECKING:
   from oneshot_dp.extract.cache.read import FeatureCache
 
 MOST_KEYS = 1 << 22
-"""Keys that are kept of a kind: the smallest, a sample, since keys are hashes."""
+"""Keys kept of a kind: the smallest, a sample, since keys are hashes."""
 _MOST_VALUES = 256
 """Values of an embedding that its direction is read off."""
 _BUCKETS = 64
