@@ -43,7 +43,8 @@ class Data:
   """Private rows, and what is public of them.
 
   Attributes:
-    blocks: starts a pass over this host's rows, in any order, any block size.
+    blocks: starts a pass over this host's rows, in any order, any block size,
+      in arrays that nobody changes afterwards.
     n: the public number of rows; of a part, its mean.
     feature_dim: d.
     num_classes: K.
@@ -90,7 +91,9 @@ class Data:
         self.refuse(ids, bad, f"its label is outside [0, {self.num_classes})")
       seen.append(np.array(ids, np.int64))
       yield block
-    ids = np.sort(np.concatenate(seen))
+    ids = np.concatenate(seen)
+    seen.clear()
+    ids.sort()
     twice = np.append(ids[1:] == ids[:-1], False)
     if twice.any():
       self.refuse(ids, twice, "it comes more than once")

@@ -7,7 +7,6 @@ row of zeros weighs nothing, and adds nothing to any sum.
 import dataclasses
 import hashlib
 import math
-import resource
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -186,7 +185,7 @@ def _chunk_rows(data: Data, devices: int) -> int:
   """A power of two a device: few are compiled; [c, d] and [c, K] fit caches."""
   k, d = data.num_classes, data.feature_dim
   most = max(2**18 // k, min(1024, 2**22 // k))
-  most = max(64, min(4096, most, 2**21 // d))
+  most = max(64, min(2048, most, 2**21 // d))
   each = max(64, -(-data.n // (devices * data.hosts.count)))
   few = min(1 << (each - 1).bit_length(), 1 << (most.bit_length() - 1))
   return few * devices
@@ -225,12 +224,16 @@ def _regrouped(
   for block in data.checked_blocks():
     ids = block["example_id"]
     scale = row_scale(block["embedding_norm"], data.feature_dim, most)
-    given = block["embedding"], scale, block["label"], ids
+    unit = block.get("unit_id", ids)
+    given = block["embedding"], scale, block["label"], ids, unit
     start = 0
     while start < len(ids):
       columns = [c[start : start + rows - filled] for c in given]
-      columns.append(block.get("unit_id", ids)[start : start + rows - filled])
-      into = into or [_aligned((rows, *c.shape[1:]), c.dtype) for c in columns]
+      if len(columns[0]) == rows:  # as it lies
+        start += rows
+        yield tuple(columns)
+        continue
+      into = into or [np.empty((rows, *c.shape[1:]), c.dtype) for c in columns]
       stop = filled + len(columns[0])
       for column, values in zip(into, columns, strict=True):
         column[filled:stop] = values
@@ -242,19 +245,6 @@ def _regrouped(
     column[filled:] = 0
   if into:
     yield tuple(into)
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-  """New memory that a CPU's device may read where it lies, at 64 bytes."""
-  size = math.prod(shape) * dtype.itemsize
-  memory = np.empty(size + 64, np.uint8)
-  start = -memory.ctypes.data % 64
-  return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def no_core_dumps() -> None:
-  """From here on this process leaves no memory on the disk if it crashes."""
-  resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def digest_of(*public: Any) -> str:

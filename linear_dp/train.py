@@ -210,16 +210,23 @@ def baseline(
 
 
 def memory_needed(
-  head: HeadName, n: int, feature_dim: int, num_classes: int, unit: str
+  head: HeadName,
+  n: int,
+  feature_dim: int,
+  num_classes: int,
+  unit: str,
+  shard_rows: int = 0,
 ) -> int:
   """About the bytes that training holds at most, from public facts.
 
   Measured: 12 times the weights [K, d] in 8 bytes, 11 times a moment [d, d];
   rows of `auto` twice, where they fit; a mean row of 8 bytes a row of a unit;
-  64 bytes for the keys of a row, of 2^23 rows at most.
+  96 bytes for the keys of a row, of 2^23 rows at most; 16 for its id; 24 shards
+  of a cache, of `shard_rows`, 4 of which are read at once.
   """
   d, k = feature_dim, num_classes
-  needed = 400 * 2**20 + 96 * k * d + 64 * min(n, 2**23)
+  needed = 450 * 2**20 + 96 * k * d + 96 * min(n, 2**23) + 16 * n
+  needed += 24 * min(n, shard_rows) * (4 * d + 32)
   if unit != "example":
     needed += 18 * n * d
   if head == "auto":

@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -219,6 +220,9 @@ def _in_one_line(box: str) -> str:
 
 def _prepare() -> None:
   """Makes standard streams and libraries behave, whatever they are given."""
+  # A crash would leave private rows on the disk.
+  most = resource.getrlimit(resource.RLIMIT_CORE)[1]
+  resource.setrlimit(resource.RLIMIT_CORE, (0, most))
   logging.basicConfig(level=logging.ERROR, format="%(message)s")
   # It logs the traceback of a callback that Ctrl-C ended.
   logging.getLogger("jax").setLevel(logging.CRITICAL)

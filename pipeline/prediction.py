@@ -21,7 +21,7 @@ from oneshot_dp.pipeline.heads.head_folder import SavedHead
 
 _FORMULA = ("=", "+", "-", "@", "'")
 """What a spreadsheet takes a cell for a formula by, and the sign against it."""
-_MOST_NAMED = 1000
+_MOST_NAMED, _AT_ONCE = 1000, 256
 Named = tuple[list[str], np.ndarray]
 """Names of rows, and their embeddings [rows, d]."""
 
@@ -99,7 +99,10 @@ def of_cache(saved: SavedHead, cache: FeatureCache) -> Iterator[Named]:
       f" than {saved.path}: use {saved.stated['backbone']['name']}."
     )
   for block in cache.blocks():
-    yield [*map(str, block["example_id"])], block["embedding"]
+    ids, embedding = block["example_id"], block["embedding"]
+    for start in range(0, len(ids), _AT_ONCE):
+      some = slice(start, start + _AT_ONCE)
+      yield [*map(str, ids[some])], embedding[some]
 
 
 def predict(

@@ -125,7 +125,7 @@ def keys_of(cache: "FeatureCache") -> dict[str, UInt64[np.ndarray, " _keys"]]:
   """Keys of a cache's rows, by kind: "image", "direction" and "unit"; private.
 
   64 bits each, sorted, each once, `MOST_KEYS` of a kind at most; a kind that no
-  row has is left out. Reads all rows once, and holds about 64 bytes for each,
+  row has is left out. Reads all rows once, and holds about 90 bytes for each,
   of 2 · `MOST_KEYS` at most.
   """
   none, waiting = np.empty(0, np.uint64), 0

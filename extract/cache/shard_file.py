@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,18 @@ def encode_shard(rows: Rows, job: CacheJob, index: int) -> tuple[Shard, bytes]:
   return shard, data
 
 
+def _records(path: str) -> Iterator[bytes]:
+  """ValueError: it is no ArrayRecord file."""
+  try:
+    options = "max_parallelism:0"
+    reader = array_record_module.ArrayRecordReader(path, options)
+    for _ in range(reader.num_records()):
+      yield reader.read()
+    reader.close()
+  except (RuntimeError, IndexError, ValueError, OSError) as e:
+    raise ValueError("it is no ArrayRecord file") from e
+
+
 def _decoded(record: bytes, info: CacheInfo) -> tuple[Rows, str]:
   """The columns of a record, and the digest of the job that made it.
 
@@ -140,19 +153,11 @@ def read_shard(
   columns = info.columns().values()
   row = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)
   with storage.local_copy(store, name) as (path, file):
-    readable: Any = file
     if os.path.getsize(path) > 2 * row * info.shard_rows + _MOST_BESIDES:
       raise ValueError("it is larger than its rows")
-    sha256 = hashlib.file_digest(readable, "sha256").hexdigest()
+    sha256 = hashlib.sha256(file.read()).hexdigest()
     size = file.tell()
-    try:
-      options = "max_parallelism:0"
-      reader = array_record_module.ArrayRecordReader(path, options)
-      records = [reader.read() for _ in range(reader.num_records())]
-      reader.close()
-    except (RuntimeError, IndexError, ValueError, OSError) as e:
-      raise ValueError("it is no ArrayRecord file") from e
-  decoded = [_decoded(record, info) for record in records]
+    decoded = [_decoded(record, info) for record in _records(path)]
   blocks, jobs = [rows for rows, _ in decoded], {job for _, job in decoded}
   count = sum(len(rows["label"]) for rows in blocks)
   shard = Shard(

@@ -6,6 +6,7 @@ go; workers are asked for a number, there, for the launch that has a name.
 
 import contextlib
 import dataclasses
+import resource
 import secrets
 import threading
 import time
@@ -89,6 +90,9 @@ def job_at(out: str, run: str) -> Job:
   RunError: it is not there, or this worker's backbone is not what the job began
   with.
   """
+  # A crash would leave private images on the disk.
+  most = resource.getrlimit(resource.RLIMIT_CORE)[1]
+  resource.setrlimit(resource.RLIMIT_CORE, (0, most))
   if (data := _read(out, f"launch.{run}")) is None:
     raise RunError(
       f"{storage.store_at(out).where()}: the job's files are not there; every"

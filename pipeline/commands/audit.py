@@ -71,14 +71,12 @@ def _among_real_rows(
   import msgspec
 
   from oneshot_dp.linear_dp.hosts import ALONE
-  from oneshot_dp.linear_dp.rows import no_core_dumps
   from oneshot_dp.linear_dp.train import memory_needed
   from oneshot_dp.pipeline import audit
   from oneshot_dp.pipeline.commands import train
   from oneshot_dp.pipeline.runs.plan import Plan, check_memory
   from oneshot_dp.pipeline.runs.scores import data_of
 
-  no_core_dumps()
   given, out = vars(flags).copy(), path.resolve() / "audit"
   del given["canaries"]
   plan = Plan(train.Flags(out=out, **given), ALONE)
@@ -90,7 +88,8 @@ def _among_real_rows(
   dim = 512 if head == "auto" else 2048
   best = max(1000, int(k * dim / plan.mu2))  # more hide one another
   m, d = flags.canaries or min(20_000, best), cache.info.feature_dim + dim
-  needs = memory_needed(head, cache.n + m, d, k, cache.info.unit)
+  shard = cache.info.shard_rows
+  needs = memory_needed(head, cache.n + m, d, k, cache.info.unit, shard)
   what = f"{m:,} canaries of {d:,} numbers among {cache.n:,} rows"
   check_memory(what, needs + m * (64 * d + 256 * k), "give fewer --canaries")
   canaries = audit.Canaries(

@@ -19,7 +19,6 @@ import numpy as np
 
 from oneshot_dp.linear_dp.accounting import printable
 from oneshot_dp.linear_dp.hosts import Hosts, end_as_told
-from oneshot_dp.linear_dp.rows import no_core_dumps
 from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.heads.head_folder import write_head
@@ -42,7 +41,6 @@ def run_request(asked: "commands.train.Flags | commands.sweep.Flags") -> Answer:
   InputError: what was asked or is named does not do; nothing was charged.
   RunError: the ledger or the disk failed.
   """
-  no_core_dumps()
   plans: list[Plan] = []
   with contextlib.ExitStack() as delivery:
     delivery.callback(end_as_told)

@@ -20,7 +20,7 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import Data, no_core_dumps, rows_of
+from oneshot_dp.linear_dp.rows import Data, rows_of
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.ledger.charges import Bill, Entry
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -132,7 +132,6 @@ def score_head(asked: "evaluate.Flags") -> tuple[Scores, Sequence[str]]:
     InputError: another backbone or other classes; rows that the ledger holds as
       private, and no --private-eval; or the charge would break the cap.
   """
-  no_core_dumps()
   saved, book = read_head(asked.head), Ledger(asked.ledger)
   cache = open_cache(asked.cache, Part.parse(asked.rows))
   test = EvalRows(cache, "--cache", asked, NoiseSource(asked.noise_seed))

@@ -195,15 +195,15 @@ def test_memory_grows_with_all_that_takes_it():
   """With d², K·d and, where rows are kept, n·d."""
   gib = 2.0**30
   for head, n, d, num_classes, unit, least, most in (
-    ("lamb", 10**6, 64, 10, "example", 0, 0.5),
-    ("lamb", 10**9, 64, 10, "example", 0.5, 1),  # keys of a sample
+    ("lamb", 10**6, 64, 10, "example", 0.5, 0.6),
+    ("lamb", 10**9, 64, 10, "example", 15, 17),  # ids of all, keys of some
     ("auto", 10**3, 64, 10, "example", 0, 0.6),
     ("auto", 10**3, 16_384, 10, "example", 15, 30),
     ("lamb", 10**3, 16_384, 10, "example", 0, 0.5),
     ("lamb", 10**3, 2048, 21_843, "example", 2, 5),
     ("auto", 10**3, 2048, 21_843, "example", 4, 8),
     ("auto", 10**6, 768, 10, "example", 3, 5),
-    ("auto", 10**9, 768, 10, "example", 16, 20),  # not kept
+    ("auto", 10**9, 768, 10, "example", 31, 35),  # not kept
     ("lamb", 10**6, 768, 10, "patient", 6, 15),
   ):
     assert least < memory_needed(head, n, d, num_classes, unit) / gib < most

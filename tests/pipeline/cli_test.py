@@ -110,7 +110,8 @@ class TestAnswers:
 
 
 _TRAIN_IS = """
-import ctypes, os, signal, threading, types
+import ctypes, os, resource, signal, threading, types
+from oneshot_dp.configs.errors import RunError
 from oneshot_dp.pipeline import cli
 from oneshot_dp.pipeline.commands import train
 
@@ -131,6 +132,11 @@ def in_c(flags):
   libc = ctypes.CDLL(None)
   while True: libc.poll(None, 0, 100000)  # without Python, as XLA waits
 
+def at_a_crash(flags):
+  raise RunError(f"core {resource.getrlimit(resource.RLIMIT_CORE)[0]}")
+
+_, most = resource.getrlimit(resource.RLIMIT_CORE)
+resource.setrlimit(resource.RLIMIT_CORE, (most, most))
 cli._module = lambda name: types.SimpleNamespace(Flags=train.Flags, run=RUN)
 """
 
@@ -145,6 +151,10 @@ class TestProcess:
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert one_line(err).startswith("interrupted; what was charged")
+
+  def test_a_crash_leaves_no_rows_on_the_disk(self):
+    process = start(TRAIN, first=_TRAIN_IS.replace("RUN", "at_a_crash"))
+    assert one_line(process.communicate(timeout=30)[1]) == "core 0"
 
   def test_a_reader_that_has_gone(self):
     process = start(["--help"])

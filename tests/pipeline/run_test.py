@@ -12,7 +12,7 @@ from oneshot_dp.linear_dp.accounting import mu_squared
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.heads.verify import verify_head
 from oneshot_dp.pipeline.ledger.charges import spent
-from tests.pipeline.command_line import fails, start, succeeds
+from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_heads import heads_in, mu2_of
 from tests.sample_caches import DIM, write_clusters, write_rows
 
@@ -77,15 +77,6 @@ class TestTrain:
     facts = json.loads(succeeds(capsys, *words)[0])
     assert found == [mu2_of(8.0)]
     assert facts["receipt"] == json.loads(Path("h/receipt.json").read_text())
-
-  @pytest.mark.slow
-  def test_core_dumps_are_off(self, place):
-    first = "import atexit, resource\natexit.register(lambda: print(resource."
-    first += "getrlimit(resource.RLIMIT_CORE)))\nresource.setrlimit(resource."
-    first += "RLIMIT_CORE, (99, resource.getrlimit(resource.RLIMIT_CORE)[1]))"
-    process = start(place("TRAIN --epsilon 8 --head lamb --out h"), first=first)
-    said = process.communicate(timeout=60)[0].splitlines()[-1]
-    assert said.startswith("(0,")
 
   def test_a_start_has_vectors_by_class_name(self, capsys, place):
     vectors = {f"class {i}": np.eye(DIM)[i] for i in range(4)}

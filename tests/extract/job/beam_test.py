@@ -4,6 +4,7 @@ import dataclasses
 import os
 import pathlib
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -139,8 +140,11 @@ def test_a_worker_computes_as_the_launcher_or_not_at_all(
   assert '"compute_dtype":"float32"' in left
 
   monkeypatch.setattr(worker, "_jobs", Forgetful())
+  most = resource.getrlimit(resource.RLIMIT_CORE)[1]
+  resource.setrlimit(resource.RLIMIT_CORE, (most, most))
   with refused("the job's files are not there", RunError):
     worker.job_at(str(tmp_path), "run")
+  assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0  # no core dumps
   other = {"libraries": {"jax": "0.0.1"}}
   monkeypatch.setattr(worker, "computed_by", lambda *_: other)
   with refused("libraries of the backbone is", RunError):
