@@ -2,12 +2,14 @@
 
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp.train import memory_needed
-from tests.pipeline.command_line import start, succeeds
+from oneshot_dp.pipeline.heads.head_folder import read_head
+from tests.pipeline.command_line import fails, start, succeeds
 from tests.sample_caches import write_rows
 
 ROWS = int(os.environ.get("ONESHOT_DP_ROWS", "300000"))
@@ -43,3 +45,43 @@ def test_large_sizes_train(capsys, place, tmp_path, n, d, num_classes, head):
   needed = memory_needed(head, n, d, num_classes, "example", 2048)
   assert 1024 * int(out.split()[-1]) < needed
   assert "vouch" in succeeds(capsys, "verify", "head")[0]
+
+
+@pytest.mark.parametrize("head", ["lamb", "auto"])
+@pytest.mark.parametrize(
+  ("n", "d", "num_classes", "value"),
+  [
+    (1, 1, 1, 1.0),
+    (2, 1, 2, -1.0),
+    (3, 9, 2, 1.0),
+    (3, 9, 2, 0.0),
+    (3, 9, 2, 1e-42),
+    (3, 9, 1, 1e38),
+  ],
+)
+def test_the_least_and_the_same_train(
+  capsys, place, tmp_path, n, d, num_classes, value, head
+):
+  rows = np.full((n, d), value, np.float32), np.arange(n) % num_classes
+  write_rows(tmp_path / "c", *rows, num_classes=num_classes)
+  words = f"train --cache c --epsilon 1 --delta 1e-2 --out h --head {head}"
+  succeeds(capsys, *place(words))
+  assert np.isfinite(read_head(tmp_path / "h").head.kernel).all()
+  assert "vouch" in succeeds(capsys, "verify", "h")[0]
+
+
+@pytest.mark.parametrize(
+  ("value", "n", "said"),
+  [
+    (np.inf, 3, "an embedding that is not finite"),
+    (np.nan, 3, "an embedding that is not finite"),
+    (3e38, 3, "an embedding that overflows float32"),
+    (1.0, 0, "has 0 of 'embedding'"),
+  ],
+)
+def test_what_is_no_row_is_refused(capsys, place, value, n, said):
+  rows = {"embedding": np.full((n, 9), value, np.float32)}
+  np.savez("x.npz", label=np.zeros(n, int), **rows)
+  words = "import x.npz --out c --dataset-name x --split train --num-classes 1"
+  assert said in fails(capsys, *place(words))
+  assert not Path("c").exists()
