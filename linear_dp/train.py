@@ -226,7 +226,7 @@ def memory_needed(
   """
   d, k = feature_dim, num_classes
   needed = 450 * 2**20 + 96 * k * d + 96 * min(n, 2**23) + 16 * n
-  needed += 24 * min(n, shard_rows) * (4 * d + 32)
+  needed += 24 * shard_rows * (4 * d + 32)
   if unit != "example":
     needed += 18 * n * d
   if head == "auto":

@@ -89,9 +89,7 @@ class FeatureCache:
   def _shard(self, shard: Shard) -> list[Rows]:
     store = storage.store_at(self.path)
     try:
-      blocks, _, found = read_shard(store, shard.file, self.info)
-      if found.sha256 != shard.sha256:
-        raise ValueError("its SHA-256 is another")
+      blocks, _, _ = read_shard(store, shard.file, self.info, shard)
     except InputError:
       raise
     except (ValueError, FileNotFoundError) as e:
@@ -189,7 +187,7 @@ def check_cache(path: str | os.PathLike) -> list[str]:
   for shard in info.shards:
     where = store.where(shard.file)
     try:
-      blocks, of_jobs, found = read_shard(store, shard.file, info)
+      blocks, of_jobs, found = read_shard(store, shard.file, info, shard)
     except (FileNotFoundError, ValueError) as e:
       problems.append(f"{where} is damaged, or not there ({e})")
       continue
@@ -197,8 +195,6 @@ def check_cache(path: str | os.PathLike) -> list[str]:
     starts = range(0, max(1, found.rows), BLOCK_ROWS)
     cut = [min(BLOCK_ROWS, found.rows - at) for at in starts]
     whole = [len(rows["label"]) for rows in blocks] == cut
-    if found.sha256 != shard.sha256:
-      problems.append(f"{where}: its SHA-256 is another")
     if found != shard or not whole or found.rows > info.shard_rows:
       problems.append(
         f"{where}: {found.rows} rows in {found.blocks} blocks, and the metadata"

@@ -107,13 +107,17 @@ def encode_shard(rows: Rows, job: CacheJob, index: int) -> tuple[Shard, bytes]:
   return shard, data
 
 
-def _records(path: str) -> Iterator[bytes]:
-  """ValueError: it is no ArrayRecord file."""
+def _records(path: str, size: int) -> Iterator[bytes]:
+  """ValueError: it is no ArrayRecord file, or one whose records are longer."""
   try:
     options = "max_parallelism:0"
     reader = array_record_module.ArrayRecordReader(path, options)
     for _ in range(reader.num_records()):
-      yield reader.read()
+      record = reader.read()
+      size -= len(record)
+      if size < 0:
+        raise ValueError("it is compressed")
+      yield record
     reader.close()
   except (RuntimeError, IndexError, ValueError, OSError) as e:
     raise ValueError("it is no ArrayRecord file") from e
@@ -143,21 +147,30 @@ def _decoded(record: bytes, info: CacheInfo) -> tuple[Rows, str]:
 
 
 def read_shard(
-  store: storage.Store, name: str, info: CacheInfo
+  store: storage.Store,
+  name: str,
+  info: CacheInfo,
+  known: Shard | None = None,
 ) -> tuple[list[Rows], set[str], Shard]:
   """The blocks of a shard, the digests of their jobs, and what it is.
 
   FileNotFoundError: it is not there. InputError: it may not be read.
-  ValueError: its bytes are no shard.
+  ValueError: its bytes are no shard, or not those that are `known`, which is
+  found before more than the bytes is in memory.
   """
   columns = info.columns().values()
   row = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)
   with storage.local_copy(store, name) as (path, file):
-    if os.path.getsize(path) > 2 * row * info.shard_rows + _MOST_BESIDES:
+    most, size = min(info.shard_rows, info.source_num_examples), file.seek(0, 2)
+    if size > 2 * row * most + _MOST_BESIDES:
       raise ValueError("it is larger than its rows")
-    sha256 = hashlib.sha256(file.read()).hexdigest()
-    size = file.tell()
-    decoded = [_decoded(record, info) for record in _records(path)]
+    if known is not None and size != known.bytes:
+      raise ValueError("its size is another")
+    file.seek(0)
+    sha256 = hashlib.sha256(file.read(size)).hexdigest()
+    if known is not None and sha256 != known.sha256:
+      raise ValueError("its SHA-256 is another")
+    decoded = [_decoded(record, info) for record in _records(path, size)]
   blocks, jobs = [rows for rows, _ in decoded], {job for _, job in decoded}
   count = sum(len(rows["label"]) for rows in blocks)
   shard = Shard(

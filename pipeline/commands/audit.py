@@ -88,7 +88,7 @@ def _among_real_rows(
   dim = 512 if head == "auto" else 2048
   best = max(1000, int(k * dim / plan.mu2))  # more hide one another
   m, d = flags.canaries or min(20_000, best), cache.info.feature_dim + dim
-  shard = cache.info.shard_rows
+  shard = min(cache.info.shard_rows, cache.info.source_num_examples)
   needs = memory_needed(head, cache.n + m, d, k, cache.info.unit, shard)
   what = f"{m:,} canaries of {d:,} numbers among {cache.n:,} rows"
   check_memory(what, needs + m * (64 * d + 256 * k), "give fewer --canaries")

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Annotated, Any
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline import commands as f
 
@@ -17,15 +18,17 @@ class Flags:
 
   A cap keeps all releases together (max-epsilon, max-delta)-private, even where
   each is chosen by looking at those before it. Set it before the first one:
-  what would exceed it is refused before any noise is drawn.
+  what would exceed it is refused before any noise is drawn. The rows are
+  private from then on: leave those out that heads are to be scored on.
 
-  Example: oneshot-dp budget --cache caches/train --max-epsilon 8 --max-delta
-  1e-5
+  Example: oneshot-dp budget --cache caches/train --rows '[:80%]'
+  --max-epsilon 8 --max-delta 1e-5
   """
 
   cache: Annotated[
     str | None, f.flag("Show only the data set of this cache.", "CACHE")
   ] = None
+  rows: f.Rows = ""
   max_epsilon: Annotated[
     float | None, f.flag("Set a cap: epsilon of all releases.", "E")
   ] = None
@@ -45,7 +48,7 @@ def run(flags: Flags) -> Answer:
   if flags.cache is not None:
     from oneshot_dp.extract.cache.read import open_cache
 
-    cache = open_cache(flags.cache)
+    cache = open_cache(flags.cache, Part.parse(flags.rows))
     dataset = cache.info.dataset
   if epsilon is not None or delta is not None:
     if cache is None or epsilon is None or delta is None:

@@ -83,7 +83,8 @@ class Plan:
     self.mu2, draws = cost(asked.epsilons, delta, had), range(asked.num_draws)
     count = len(asked.heads) * len(asked.epsilons) * len(draws)
     needs = 4 * (d + 1) * k * count
-    each = n, d, k, info.unit, info.shard_rows
+    shard = min(info.shard_rows, info.source_num_examples)
+    each = n, d, k, info.unit, shard
     needs += max(memory_needed(head, *each) for head in asked.heads)
     fix = "ask for fewer at once, --head lamb, or a smaller embedding"
     check_memory(f"heads of {d:,} x {k:,} from {n:,} rows", needs, fix)

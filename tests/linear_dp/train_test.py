@@ -207,6 +207,7 @@ def test_memory_grows_with_all_that_takes_it():
     ("lamb", 10**6, 768, 10, "patient", 6, 15),
   ):
     assert least < memory_needed(head, n, d, num_classes, unit) / gib < most
+  assert 3 < memory_needed("lamb", 1, 16_384, 2, "example", 2048) / gib < 6
 
 
 @pytest.mark.slow

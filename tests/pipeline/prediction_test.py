@@ -87,7 +87,8 @@ def test_a_cache_is_labelled_by_its_ids_and_in_part(tmp_path, capsys, head):
   images, labels = image_heads.digits()
   embedding = image_heads.embeddings(backbone, images)
   cache, other = tmp_path / "cache", tmp_path / "other"
-  write_rows(cache, embedding, labels, backbone=backbone.identity)
+  of = {"backbone": backbone.identity, "shard_rows": 2048}
+  write_rows(cache, embedding, labels, **of)  # more than are done at once
   found = {}
   for part in ("[:30%]", "[30%:]"):
     out = tmp_path / f"{part[1:3]}.csv"

@@ -28,60 +28,44 @@ atexit.register(lambda: print(re.search("VmHWM:(.*) kB", said())[1]))
     (ROWS, 8, 2, "lamb"),
     (2500, 16_384, 2, "lamb"),
     (300, 16_384, 2, "auto"),
-    (300, 8, 21_843, "lamb"),
     (300, 8, 21_843, "auto"),
   ],
 )
-def test_large_sizes_train(capsys, place, tmp_path, n, d, num_classes, head):
+def test_large_sizes_train(capsys, place, n, d, num_classes, head):
   rng = np.random.default_rng(0)
   rows = rng.standard_normal((n, d), np.float32), rng.integers(0, 2, n)
-  of = {"num_classes": num_classes, "shard_rows": 2048}
-  write_rows(tmp_path / "c", *rows, **of)
+  write_rows(Path("c"), *rows, num_classes=num_classes, shard_rows=2048)
   words = place("train --cache c --epsilon 1 --delta 1e-8 --out head --head")
-  # One device, whatever the suite has.
-  process = start([*words, head], first=_PEAK, XLA_FLAGS="")
+  process = start([*words, head], first=_PEAK, XLA_FLAGS="")  # one device
   out, err = process.communicate(timeout=300)
   assert process.returncode == 0, err
-  needed = memory_needed(head, n, d, num_classes, "example", 2048)
+  needed = memory_needed(head, n, d, num_classes, "example", min(n, 2048))
   assert 1024 * int(out.split()[-1]) < needed
   assert "vouch" in succeeds(capsys, "verify", "head")[0]
 
 
 @pytest.mark.parametrize("head", ["lamb", "auto"])
-@pytest.mark.parametrize(
-  ("n", "d", "num_classes", "value"),
-  [
-    (1, 1, 1, 1.0),
-    (2, 1, 2, -1.0),
-    (3, 9, 2, 1.0),
-    (3, 9, 2, 0.0),
-    (3, 9, 2, 1e-42),
-    (3, 9, 1, 1e38),
-  ],
-)
-def test_the_least_and_the_same_train(
-  capsys, place, tmp_path, n, d, num_classes, value, head
-):
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 9, 2)])
+@pytest.mark.parametrize("value", [1.0, 0.0, 1e-42])
+def test_the_least_and_the_same_train(capsys, place, sizes, value, head):
+  n, d, num_classes = sizes
   rows = np.full((n, d), value, np.float32), np.arange(n) % num_classes
-  write_rows(tmp_path / "c", *rows, num_classes=num_classes)
+  write_rows(Path("c"), *rows, num_classes=num_classes)
   words = f"train --cache c --epsilon 1 --delta 1e-2 --out h --head {head}"
   succeeds(capsys, *place(words))
-  assert np.isfinite(read_head(tmp_path / "h").head.kernel).all()
+  assert np.isfinite(read_head(Path("h")).head.kernel).all()
   assert "vouch" in succeeds(capsys, "verify", "h")[0]
 
 
-@pytest.mark.parametrize(
-  ("value", "n", "said"),
-  [
+def test_what_is_no_row_is_refused(capsys, place):
+  words = "import x.npz --out c --dataset-name x --split train --num-classes 1"
+  for value, n, said in (
     (np.inf, 3, "an embedding that is not finite"),
     (np.nan, 3, "an embedding that is not finite"),
     (3e38, 3, "an embedding that overflows float32"),
     (1.0, 0, "has 0 of 'embedding'"),
-  ],
-)
-def test_what_is_no_row_is_refused(capsys, place, value, n, said):
-  rows = {"embedding": np.full((n, 9), value, np.float32)}
-  np.savez("x.npz", label=np.zeros(n, int), **rows)
-  words = "import x.npz --out c --dataset-name x --split train --num-classes 1"
-  assert said in fails(capsys, *place(words))
+  ):
+    rows = {"embedding": np.full((n, 9), value, np.float32)}
+    np.savez("x.npz", label=np.zeros(n, int), **rows)
+    assert said in fails(capsys, *place(words))
   assert not Path("c").exists()

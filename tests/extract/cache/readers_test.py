@@ -93,6 +93,13 @@ def test_every_row_is_looked_at(out, rows, name, value, said):
   assert all("\n" not in problem for problem in problems)
 
 
+def as_stated(out, **changes) -> None:
+  """The first shard has the hash of the metadata, whatever it is."""
+  data = (out / open_cache(out).info.shards[0].file).read_bytes()
+  sha256 = hashlib.sha256(data).hexdigest()
+  state(out, bytes=len(data), sha256=sha256, **changes)
+
+
 def test_keys_blocks_counts_and_records(out, rows, monkeypatch):
   assert check_cache(out) == []
   keys = np.random.default_rng(0).integers(0, 2**64, (300, 2), np.uint64)
@@ -112,13 +119,21 @@ def test_keys_blocks_counts_and_records(out, rows, monkeypatch):
   path = out / open_cache(out).info.shards[0].file
   writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
   writer.close()
+  as_stated(out)
   assert any("0 rows in 0 blocks" in p for p in check_cache(out))
   writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
   writer.write(b"\xff no block")
   writer.close()
-  sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-  state(out, blocks=1, bytes=path.stat().st_size, sha256=sha256)
+  as_stated(out, blocks=1)
   assert any("(not a block of rows" in p for p in check_cache(out))
+  options = "group_size:1,zstd"
+  writer = array_record_module.ArrayRecordWriter(str(path), options)
+  writer.write(bytes(1 << 26))
+  writer.close()
+  as_stated(out)
+  assert any("(it is no ArrayRecord file" in p for p in check_cache(out))
+  state(out, sha256="0" * 64)
+  assert any("its SHA-256 is another" in p for p in check_cache(out))
 
 
 def test_files_beside_it_and_shards_of_two_jobs(out):
