@@ -57,9 +57,9 @@ def run(flags: Flags) -> Answer:
       )
     faults = tuple(check_cache(flags.path))
     said = () if faults else ("every byte and every row is what it says",)
-  failure: InputError | RunError | None = None
+  failure = None
   if faults:
-    failure = InputError(f"{path}: {len(faults)} fault(s) found.")
+    failure = RunError(f"{path}: {len(faults)} fault(s) found.")
   if vouched is False:
     failure = RunError(f"{path} is not vouched for.")
   facts = {"path": flags.path, "kind": "head" if is_head else "cache"}

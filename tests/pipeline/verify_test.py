@@ -109,7 +109,7 @@ def test_a_damaged_head_has_faults(ledger, tmp_path, capsys, name):
   assert facts["faults"]
   ledger.path.unlink()
   status, _, err = verify(capsys, head)
-  assert status == 2
+  assert status == 1
   assert f"{name} is damaged" in err
   assert "1 fault(s)" in err
 
