@@ -49,9 +49,8 @@ def test_large_sizes_train(capsys, place, n, d, num_classes, head):
   ("n", "d", "value"), [(1, 1, 1.0), (3, 9, 1.0), (3, 9, 0.0), (3, 9, 1e-42)]
 )
 def test_the_least_and_the_same_train(capsys, place, n, d, value, head):
-  num_classes = min(n, 2)
-  rows = np.full((n, d), value, np.float32), np.arange(n) % num_classes
-  write_rows(Path("c"), *rows, num_classes=num_classes)
+  rows = np.full((n, d), value, np.float32), np.arange(n) % 2
+  write_rows(Path("c"), *rows)
   words = f"train --cache c --epsilon 1 --delta 1e-2 --out h --head {head}"
   succeeds(capsys, *place(words))
   assert np.isfinite(read_head(Path("h")).head.kernel).all()
