@@ -45,7 +45,7 @@ def check_unit_name(name: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SourceSettings:
+class SourceConfig:
   """Which labelled images; the location says of what kind they are.
 
   Attributes:
@@ -132,7 +132,7 @@ class ExtractConfig:
     stall_seconds: a job on Beam ends when no shard was finished for so long.
   """
 
-  source: SourceSettings
+  source: SourceConfig
   backbone: str = "vit_b16"
   weights: str | None = None
   weights_sha256: str | None = None
@@ -153,7 +153,7 @@ class ExtractConfig:
 
 
 def _job(place: str, backbone: str, **more: Any) -> ExtractConfig:
-  source = SourceSettings(location=(place,))
+  source = SourceConfig(location=(place,))
   return ExtractConfig(source=source, backbone=backbone, **more)
 
 

@@ -47,7 +47,7 @@ class Store:
     """The path of a file in it, on a disk."""
     return os.path.join(self.place, name)
 
-  def where(self, name: str = "") -> str:
+  def display_path(self, name: str = "") -> str:
     """The path or URL of a file in it, or of itself, for messages."""
     return escaped(f"{self.place.rstrip('/')}/{name}" if name else self.place)
 
@@ -85,7 +85,7 @@ def _remote(scheme: str, bucket: str, folder: str) -> Store:
     return Store(place, S3Store(bucket, **options))
 
 
-def listed(store: Store) -> dict[str, tuple[int, str]]:
+def list_files(store: Store) -> dict[str, tuple[int, str]]:
   """Bytes of each file, and what tells it from a later one, by name, sorted.
 
   On a disk as `files.walk` has them.
@@ -120,7 +120,7 @@ def _local(store: Store, name: str, most_bytes: int | None = None) -> BinaryIO:
     return files.open_regular(store.path(name), most_bytes)
   except InputError as e:
     if isinstance(e.__cause__, FileNotFoundError):
-      raise FileNotFoundError(store.where(name)) from e
+      raise FileNotFoundError(store.display_path(name)) from e
     raise
 
 
@@ -132,7 +132,9 @@ def read(
   def get() -> bytes:
     answer = store.remote.get(name)
     if (size := answer.meta["size"]) > most_bytes:
-      raise InputError(f"{store.where(name)}: {size:,} bytes are too many.")
+      raise InputError(
+        f"{store.display_path(name)}: {size:,} bytes are too many."
+      )
     return answer.bytes().to_bytes()
 
   with contextlib.suppress(FileNotFoundError):
@@ -160,7 +162,7 @@ def read_range(
     return file.read(size), str(os.fstat(file.fileno()).st_mtime_ns)
 
 
-def put_once(store: Store, name: str, data: bytes) -> bytes:
+def write_if_absent(store: Store, name: str, data: bytes) -> bytes:
   """Writes a file whole, unless one of its name is there.
 
   Formal guarantees: of any number of writers one succeeds, and none writes
@@ -177,7 +179,9 @@ def put_once(store: Store, name: str, data: bytes) -> bytes:
       return data
   # Perhaps of this very call, whose answer was lost.
   if (there := read(store, name)) is None:
-    raise RunError(f"{store.where(name)} was removed meanwhile; run again.")
+    raise RunError(
+      f"{store.display_path(name)} was removed meanwhile; run again."
+    )
   return there
 
 
@@ -202,7 +206,7 @@ def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
       yield store.path(name), file
     return
   if (data := read(store, name)) is None:
-    raise FileNotFoundError(store.where(name))
+    raise FileNotFoundError(store.display_path(name))
   with tempfile.TemporaryFile() as file:
     with files.disk_errors(tempfile.gettempdir()):
       file.write(data)
@@ -254,7 +258,7 @@ def _ask(store: Store, name: str, action: str, call: Callable[[], _T]) -> _T:
 @contextlib.contextmanager
 def _errors(store: Store, name: str, action: str) -> Iterator[None]:
   """Says in one line what is refused; RunError: what may go well later."""
-  where = store.where(name)
+  where = store.display_path(name)
   try:
     yield
   except (FileNotFoundError, FileExistsError, InputError, RunError):

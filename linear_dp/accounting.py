@@ -24,7 +24,7 @@ from oneshot_dp.configs.errors import InputError
 
 ACCOUNTANT = "dp_accounting.gaussian_mechanism (analytic, Balle & Wang 2018)"
 NEIGHBORING_RELATION = "REPLACE_SPECIAL"  # a unit or nothing, with n public
-LARGE_EPSILON = 20.0  # to be insisted on
+LARGE_EPSILON = 20.0  # to be allow_weak_privacy on
 _MARGIN = 1e-9  # relative, above the error of the solver in float64
 _MAX_EPSILON = 1e6
 _MAX_NOISE_MULTIPLIER = 2.0**17  # its parts still fit the noise of int64 sums
@@ -32,7 +32,11 @@ _DIGITS = 50  # far more than cancel where epsilon and 1/σ are small
 
 
 def check_budget(
-  epsilon: float, delta: float, *, insisted: bool = False, flag: str = "epsilon"
+  epsilon: float,
+  delta: float,
+  *,
+  allow_weak_privacy: bool = False,
+  flag: str = "epsilon",
 ) -> None:
   """InputError for an (epsilon, delta) that is not a privacy guarantee."""
   if not 0 < epsilon <= _MAX_EPSILON:
@@ -40,7 +44,7 @@ def check_budget(
       f"{flag}={epsilon:g} must be positive, and at most {_MAX_EPSILON:g}; for"
       " no privacy at all there is the --baseline of sweep."
     )
-  if epsilon > LARGE_EPSILON and not insisted:
+  if epsilon > LARGE_EPSILON and not allow_weak_privacy:
     raise InputError(
       f"{flag}={epsilon:g} is more than {LARGE_EPSILON:g} and protects almost"
       " nobody: give a smaller one, or insist with --weak-privacy."
@@ -53,10 +57,12 @@ def check_budget(
     )
 
 
-def check_delta(delta: float, n: int, *, insisted: bool = False) -> None:
+def check_delta(
+  delta: float, n: int, *, allow_weak_privacy: bool = False
+) -> None:
   """InputError for a delta that publishing a random example would satisfy."""
   _check_delta(delta)
-  if delta >= 1 / n and not insisted:
+  if delta >= 1 / n and not allow_weak_privacy:
     raise InputError(
       f"delta={delta:g} is not below 1/n = {1 / n:.2g}: publishing one example"
       " would pass for private; give a smaller one, or insist (--weak-privacy)."
@@ -69,17 +75,17 @@ def _check_delta(delta: float) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def mu_squared(epsilon: float, delta: float) -> float:
+def mu_squared_from_epsilon(epsilon: float, delta: float) -> float:
   """The most μ² that is (ε, δ)-private, rounded down.
 
       Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) ≤ δ
 
-  >>> round(mu_squared(1.0, 1e-6), 4)
+  >>> round(mu_squared_from_epsilon(1.0, 1e-6), 4)
   0.056
 
   InputError: the budget is none, or needs absurd noise.
   """
-  check_budget(epsilon, delta, insisted=True)
+  check_budget(epsilon, delta, allow_weak_privacy=True)
   from dp_accounting import gaussian_mechanism  # brings SciPy: a second
 
   # On its way the solver passes δ = 0, whose logarithm numpy warns of.
@@ -93,7 +99,7 @@ def mu_squared(epsilon: float, delta: float) -> float:
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
   """σ = 1/μ of one Gaussian release that (ε, δ) buys, rounded up."""
-  return mu_squared(epsilon, delta) ** -0.5 * (1 + 2**-50)
+  return mu_squared_from_epsilon(epsilon, delta) ** -0.5 * (1 + 2**-50)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -127,7 +133,7 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
     return epsilon
 
 
-def added_up(costs: Iterable[float | Fraction]) -> float:
+def sum_mu_squared(costs: Iterable[float | Fraction]) -> float:
   """Σ μ², rounded up: what releases cost together."""
   exact = sum((Fraction(cost) for cost in costs), Fraction(0))
   total = float(exact)
@@ -135,11 +141,11 @@ def added_up(costs: Iterable[float | Fraction]) -> float:
 
 
 @functools.lru_cache(maxsize=1024)  # a ledger says few over and over
-def printable(guarantee: float) -> str:
+def format_rounded_up(guarantee: float) -> str:
   """ε or δ in at most five digits, rounded up: what may be said of it.
 
-  >>> printable(9.95840186), printable(0.1), printable(1.2345649e-5)
-  ('9.9585', '0.1', '1.2346e-05')
+  >>> format_rounded_up(9.95840186), format_rounded_up(1.2345649e-5)
+  ('9.9585', '1.2346e-05')
   """
   if not math.isfinite(guarantee):
     return f"{guarantee:g}"

@@ -15,7 +15,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import NumClassesSource
 from oneshot_dp.configs.head_config import HeadName, HeadOptions, PublicStart
 from oneshot_dp.linear_dp import accounting
-from oneshot_dp.linear_dp.data import Data
+from oneshot_dp.linear_dp.dataset import PrivateDataset
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import (
@@ -186,11 +186,11 @@ def train_heads(
     raise InputError(f"source={source!r} must be a oneshot_dp.NoiseSource.")
   delta, budget = float(delta), tuple(map(float, epsilons))
   for epsilon in budget:
-    accounting.check_budget(epsilon, delta, insisted=weak_privacy)
+    accounting.check_budget(epsilon, delta, allow_weak_privacy=weak_privacy)
   data = array_data(
     embeddings, labels, num_classes=int(num_classes), unit_ids=unit_ids
   )
-  accounting.check_delta(delta, data.n, insisted=weak_privacy)
+  accounting.check_delta(delta, data.n, allow_weak_privacy=weak_privacy)
   sizes = {"num_classes": data.num_classes, "feature_dim": data.feature_dim}
   public = None if start is None else PublicStart.of(start, **sizes)
   options = HeadOptions(balanced=balanced, start=public)
@@ -246,7 +246,7 @@ def array_data(
   *,
   num_classes: int,
   unit_ids: Any = None,
-) -> Data:
+) -> PrivateDataset:
   """Labelled embeddings in memory as private rows, all checked.
 
   See `train_heads`; float64 is rounded to float32, other floats
@@ -283,7 +283,7 @@ def array_data(
   columns |= {"label": label.astype(np.int32), "example_id": np.arange(n)}
   if unit_ids is not None:
     columns["unit_id"] = _integers("unit_ids", unit_ids, n)
-  return Data(
+  return PrivateDataset(
     blocks=lambda: [columns],
     n=n,
     feature_dim=dim,

@@ -21,13 +21,13 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float64, Int64
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.linear_dp.data import R, within_ball
+from oneshot_dp.linear_dp.dataset import ROW_NORM, within_ball
 from oneshot_dp.linear_dp.noise import NoiseSource, rounded_gaussian
 from oneshot_dp.linear_dp.rows import DATA, SAME, Chunk, Rows, digest_of
-from oneshot_dp.linear_dp.statistics import ONE_COLUMN, Left, class_sums
+from oneshot_dp.linear_dp.statistics import ONE_COLUMN, RowStatistic, class_sums
 
 _SLACK = 1 + 2**-40  # of noise, so that rounded shares never cost more than all
-_MAX_ROWS_IN_INT32 = (2**31 - 1) // R
+_MAX_ROWS_IN_INT32 = (2**31 - 1) // ROW_NORM
 
 
 class Release(NamedTuple):
@@ -73,7 +73,7 @@ class PrivateSums:
     self,
     name: str,
     rows: Rows,
-    left: Left,
+    left: RowStatistic,
     buys: float,
     *public: Any,
     once: bool = False,
@@ -89,7 +89,7 @@ class PrivateSums:
     RunError: it would let out more than was paid, or rows of class sums are
     asked for something else; before anything is computed.
     """
-    sensitivity = rows.data.weight * R
+    sensitivity = rows.data.weight * ROW_NORM
     if rows.power != 1 and left is not class_sums:
       raise RunError(f"{name}: of rows that are weighed for class sums alone.")
     sd, costs = math.inf, Fraction(0)
@@ -123,7 +123,7 @@ class PrivateSums:
 
 
 def _sum(
-  rows: Rows, left: Left, public: tuple[Any, ...]
+  rows: Rows, left: RowStatistic, public: tuple[Any, ...]
 ) -> Int64[np.ndarray, "m p"]:
   """The exact sum over this host's rows."""
   if left is class_sums:
@@ -167,7 +167,7 @@ def _class_sums(rows: Rows) -> Int64[np.ndarray, "K d"]:
 
 
 @functools.cache
-def _outer(mesh: Mesh, left: Left) -> Callable[..., Array]:
+def _outer(mesh: Mesh, left: RowStatistic) -> Callable[..., Array]:
   """Compiles (totals int64 [devices, m, p], chunk, public) → totals."""
 
   def add(total: Array, chunk: Chunk, public: tuple[Any, ...]) -> Array:
@@ -176,10 +176,10 @@ def _outer(mesh: Mesh, left: Left) -> Callable[..., Array]:
     z = row.astype(jnp.float64)
     # Squares of integers: exact up to 2⁵³, and past that too long anyway.
     short = jnp.square(a).sum(1) <= jnp.square(w.astype(jnp.float64))
-    short &= jnp.square(z).sum(1) <= R * R
+    short &= jnp.square(z).sum(1) <= ROW_NORM * ROW_NORM
     a = jnp.where(short[:, None], a, 0)
     if left in ONE_COLUMN:
-      z = jnp.full((len(z), 1), float(R))
+      z = jnp.full((len(z), 1), float(ROW_NORM))
     # Sums of integers below 2⁵³: exact in any order.
     product = jnp.matmul(a.T, z, precision="highest")
     return total + product.astype(jnp.int64)[None]

@@ -16,9 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.data import (
-  Data,
-  R,
+from oneshot_dp.linear_dp.dataset import (
+  ROW_NORM,
+  PrivateDataset,
   integer_rows,
   mapped_rows,
   room_in_ball,
@@ -60,7 +60,7 @@ class Rows:
     note: what a person is told of where these are summed, if anything.
   """
 
-  data: Data
+  data: PrivateDataset
   make: Callable[[], Iterator[Chunk]]
   identity: str
   feature_dim: int
@@ -99,12 +99,12 @@ class Rows:
     Both are public, and rounded to integers; c is of rows at norm 1.
     InputError: A is of zeros or not finite.
     """
-    c, a = np.rint(np.clip(centre, -1, 1) * R), np.zeros((0, 0))
+    c, a = np.rint(np.clip(centre, -1, 1) * ROW_NORM), np.zeros((0, 0))
     if matrix is not None:
       longest = np.linalg.norm(matrix, axis=0).max()
       if not 0 < longest < math.inf:
         raise InputError(f"a map whose longest column has norm {longest}.")
-      a = np.rint(matrix * (R / longest))
+      a = np.rint(matrix * (ROW_NORM / longest))
 
     def make() -> Iterator[Chunk]:
       with jax.enable_x64(True):
@@ -126,7 +126,7 @@ class Rows:
 
 
 def rows_of(
-  data: Data,
+  data: PrivateDataset,
   *,
   most: float = math.inf,
   power: int = 1,
@@ -139,7 +139,7 @@ def rows_of(
   of a unit come one by one, not as their means.
 
   InputError, in a pass: a row that is not finite or longer than its
-  embedding_norm says, or see `Data.checked_blocks`.
+  embedding_norm says, or see `PrivateDataset.checked_blocks`.
   """
   # A TPU adds up int32, which is what class sums are of where no unit has many
   # rows; it has no float64, so its host's CPU does the rest.
@@ -181,7 +181,7 @@ def rows_of(
   )
 
 
-def _chunk_rows(data: Data, devices: int) -> int:
+def _chunk_rows(data: PrivateDataset, devices: int) -> int:
   """A power of two a device: few are compiled; [c, d] and [c, K] fit caches."""
   k, d = data.num_classes, data.feature_dim
   most = max(2**18 // k, min(1024, 2**22 // k))
@@ -192,7 +192,7 @@ def _chunk_rows(data: Data, devices: int) -> int:
 
 
 def _integer_chunks(
-  data: Data, most: float, rows: int, sharding: NamedSharding
+  data: PrivateDataset, most: float, rows: int, sharding: NamedSharding
 ) -> Iterator[tuple[Chunk, np.ndarray]]:
   """Rows as they are stored, as integers, and their units."""
   flying: list[tuple[np.ndarray, Array]] = []
@@ -216,7 +216,7 @@ def _integer_chunks(
 
 
 def _regrouped(
-  data: Data, most: float, rows: int
+  data: PrivateDataset, most: float, rows: int
 ) -> Iterator[tuple[np.ndarray, ...]]:
   """Embeddings, scales, labels, ids, units in chunks, zeros behind the last."""
   into: list[np.ndarray] = []

@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Array, Float, Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.data import R, room_in_ball
+from oneshot_dp.linear_dp.dataset import ROW_NORM, room_in_ball
 
-Left = Callable[..., Any]
-KERNEL = 2**24 // R
+RowStatistic = Callable[..., Any]
+KERNEL = 2**24 // ROW_NORM
 """Norm of the longest integer weights: in float32 products with rows are exact,
 in half of float64's time."""
 _LOGIT, _EXP = 2.0**-12, 2.0**-24  # steps of logits and of exponentials
@@ -44,7 +44,7 @@ def itself(row: Array, label: Array, w: Array) -> Array:
 
   (M + Mᵀ)/2, after the noise, has exactly the law of a symmetric release.
   """
-  return row.astype(jnp.float64) * w[:, None] * (1 / R)
+  return row.astype(jnp.float64) * w[:, None] * (1 / ROW_NORM)
 
 
 def units(row: Array, label: Array, w: Array) -> Array:
@@ -106,7 +106,7 @@ def integer_kernel(
     raise InputError(f"weights whose longest column has norm {longest}.")
   room = KERNEL - math.sqrt(len(kernel)) / 2 - 1
   power = math.floor(math.log2(room / longest)) if longest > 0 else 0
-  return np.rint(np.ldexp(kernel, power)), 2.0**-power / R
+  return np.rint(np.ldexp(kernel, power)), 2.0**-power / ROW_NORM
 
 
 def residual(

@@ -11,8 +11,8 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadName, HeadOptions
-from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
-from oneshot_dp.linear_dp.data import Data
+from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
+from oneshot_dp.linear_dp.dataset import PrivateDataset
 from oneshot_dp.linear_dp.heads.auto import auto
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.heads.one_step import (
@@ -37,7 +37,7 @@ class Head(NamedTuple):
   `Rows.read`, before any charge.
   """
 
-  rows: Callable[[Data], Rows]
+  rows: Callable[[PrivateDataset], Rows]
   make: Callable[..., tuple[LinearHead, Mapping[str, np.ndarray]]]
 
 
@@ -88,7 +88,9 @@ def cost(
   """
   if not epsilons or len(set(epsilons)) != len(epsilons):
     raise InputError(f"epsilons={[*epsilons]}: give one or more, each once.")
-  bought = [mu_squared(epsilon, delta) for epsilon in sorted(epsilons)]
+  bought = [
+    mu_squared_from_epsilon(epsilon, delta) for epsilon in sorted(epsilons)
+  ]
   if bought[0] <= float(already) * (1 + 1e-10):  # whose σ are rounded up
     has = epsilon_of(float(already), delta)
     raise InputError(
@@ -176,7 +178,7 @@ def train(
         last[name] = value
   sums = PrivateSums(source, paid, known)
   for epsilon in sorted(epsilons):
-    so_far = mu_squared(epsilon, delta)
+    so_far = mu_squared_from_epsilon(epsilon, delta)
     made, last = HEADS[head].make(sums, rows, so_far - had, had, last, options)
     had, state = so_far, dict(last)
     for key, (estimate, precision) in sums.known.items():

@@ -20,7 +20,7 @@
 | `LinearHead`            | the weights alone: logits = x·kernel + bias       |
 | `evaluate_heads`        | accuracies on public labels                       |
 | `noise_multiplier`      | (ε, δ) → σ, rounded up                            |
-| `mu_squared`            | (ε, δ) → μ², which adds up, rounded down          |
+| `mu_squared_from_epsilon` | (ε, δ) → μ², which adds up, rounded down        |
 | `epsilon_of`            | (μ², δ) → ε, rounded up                           |
 | `NoiseSource`           | the operating system's random bits, or a seed's   |
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
   from oneshot_dp.extract.sources.source import Example
   from oneshot_dp.linear_dp.accounting import (
     epsilon_of,
-    mu_squared,
+    mu_squared_from_epsilon,
     noise_multiplier,
   )
   from oneshot_dp.linear_dp.evaluate import evaluate_heads
@@ -66,7 +66,11 @@ _HOMES = {
     "extract.job.shard": ("embed_images",),
     "extract.sources.open_source": ("open_source",),
     "extract.sources.source": ("Example",),
-    "linear_dp.accounting": ("epsilon_of", "mu_squared", "noise_multiplier"),
+    "linear_dp.accounting": (
+      "epsilon_of",
+      "mu_squared_from_epsilon",
+      "noise_multiplier",
+    ),
     "linear_dp.classifier": ("DPLinearClassifier",),
     "linear_dp.evaluate": ("evaluate_heads",),
     "linear_dp.heads.linear_head": ("LinearHead",),

@@ -30,8 +30,8 @@ from jaxtyping import Bool, Float64
 from scipy import stats
 
 from oneshot_dp.configs.head_config import HeadName, HeadOptions
-from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
-from oneshot_dp.linear_dp.data import Block, Data, R
+from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
+from oneshot_dp.linear_dp.dataset import ROW_NORM, Block, PrivateDataset
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Chunk, Rows
@@ -71,9 +71,9 @@ class Canaries:
   dim: int
   num_classes: int
   rows_each: int = 1
-  real: Data | None = None
+  real: PrivateDataset | None = None
 
-  def data(self, coins: Coins, *, alone: bool = False) -> Data:
+  def data(self, coins: Coins, *, alone: bool = False) -> PrivateDataset:
     """The rows: of zeros where a coin says that a canary is not there."""
     before, n, unit = 0, 0, "example" if self.rows_each == 1 else "unit"
     if (real := self.real) is not None:
@@ -100,7 +100,9 @@ class Canaries:
       yield columns
 
     n, d, k = n + len(at), before + self.dim, self.num_classes
-    return Data(blocks=blocks, n=n, feature_dim=d, num_classes=k, unit=unit)
+    return PrivateDataset(
+      blocks=blocks, n=n, feature_dim=d, num_classes=k, unit=unit
+    )
 
 
 @dataclasses.dataclass(kw_only=True, repr=False, eq=False)
@@ -130,7 +132,7 @@ class Followed(Rows):
   @functools.cached_property
   def directions(self) -> Float64[np.ndarray, "m p"]:
     """The rows of canaries at norm 1, but for where real rows lie."""
-    z = self._of_canaries(lambda chunk: chunk.row)[:, 0] / R  # alike
+    z = self._of_canaries(lambda chunk: chunk.row)[:, 0] / ROW_NORM  # alike
     space = self.real_space
     return z if space is None else z - (z @ space) @ space.T
 
@@ -203,7 +205,7 @@ def attacked(rows: Followed, claim: Claim) -> list[Seen]:
   Formal guarantees: that of `train`, whatever the coins, with n the real rows
   and the canaries; of real rows it is to be charged before.
   """
-  sums = _Watched(buys := mu_squared(claim.epsilon, claim.delta))
+  sums = _Watched(buys := mu_squared_from_epsilon(claim.epsilon, claim.delta))
   options = HeadOptions(balanced=claim.balanced)
   HEADS[claim.head].make(sums, rows, buys, 0.0, {}, options)
   return sums.seen
@@ -226,7 +228,7 @@ def faults_of(seen: Sequence[Seen], coins: Coins, weight: int) -> list[str]:
   for each in seen:
     exact = (each.left * coins[:, None]).T @ each.row
     noise = (each.value - exact) / each.noise
-    steps = each.value * (weight * R)
+    steps = each.value * (weight * ROW_NORM)
     if (abs(steps - np.rint(steps)) > abs(steps).max() * 2.0**-50).any():
       found.append(f"{each.name}: noise is not rounded to integers")
     sd, size = float((noise**2).mean()) ** 0.5, noise.size

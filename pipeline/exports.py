@@ -26,7 +26,7 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
 from oneshot_dp.pipeline.heads.receipt import card, filled_in
 from oneshot_dp.pipeline.heads.verify import Verdict
-from oneshot_dp.pipeline.ledger.deliver import alone
+from oneshot_dp.pipeline.ledger.delivery import alone
 from oneshot_dp.pipeline.report.results import as_json
 from oneshot_dp.pipeline.timm_form import timm_files
 

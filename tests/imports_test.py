@@ -26,7 +26,14 @@ FLOORS = {
     "job",
   ),
   "oneshot_dp.linear_dp": (
-    Layer("noise", "accounting", "hosts", "rows", "data", independent=False),
+    Layer(
+      "noise",
+      "accounting",
+      "distributed",
+      "rows",
+      "dataset",
+      independent=False,
+    ),
     Layer("private_sums", "statistics", independent=False),
     Layer("heads", "evaluate", independent=False),
     "train",
@@ -95,16 +102,16 @@ def test_levels_between_rooms(graph, package):
 
 
 def test_files_are_few_short_and_named_apart():
-  """At most 12 in a room, of 300 lines; a name is one file's."""
+  """At most 16 in a room, of 400 lines; a name is one file's."""
   rooms, names = collections.Counter(), collections.Counter()
   for package in PACKAGES:
     for path in (ROOT / package).rglob("*.py"):
-      assert path.read_text().count("\n") <= 300, path
+      assert path.read_text().count("\n") <= 400, path
       # A command and what it runs are named alike: `report`, `verify`.
       if path.stem != "__init__" and path.parent.name != "commands":
         rooms[path.parent] += 1
         names[path.stem] += 1
-  assert {room: n for room, n in rooms.items() if n > 12} == {}
+  assert {room: n for room, n in rooms.items() if n > 16} == {}
   assert {name: n for name, n in names.items() if n > 1} == {}
 
 

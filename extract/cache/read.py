@@ -47,7 +47,7 @@ class FeatureCache:
   @property
   def name(self) -> str:
     """For messages: the path, and the part if it is one."""
-    return storage.store_at(self.path).where() + str(self.part)
+    return storage.store_at(self.path).display_path() + str(self.part)
 
   @property
   def n(self) -> int:
@@ -95,7 +95,8 @@ class FeatureCache:
     except (ValueError, FileNotFoundError) as e:
       said = f"damaged ({e})" if isinstance(e, ValueError) else "not there"
       raise InputError(
-        f"{store.where(shard.file)} is {said}; restore it, or make the cache"
+        f"{store.display_path(shard.file)} is {said}; restore it, or make"
+        " the cache"
         " again."
       ) from e
     rows = min(_JOINED, _JOINED_NUMBERS // self.info.feature_dim)
@@ -143,14 +144,14 @@ def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
   """
   store = storage.store_at(path)
   if (data := storage.read(store, INFO_FILE)) is None:
-    if not storage.listed(store):
+    if not storage.list_files(store):
       said = "no such directory, or empty; name a cache"
-      raise InputError(f"{store.where()}: {said}.")
+      raise InputError(f"{store.display_path()}: {said}.")
     raise InputError(
-      f"{store.where()} is no finished cache (no {INFO_FILE}): run its"
+      f"{store.display_path()} is no finished cache (no {INFO_FILE}): run its"
       " extraction again to finish it, or give a cache."
     )
-  info = CacheInfo.from_json(data, store.where(INFO_FILE))
+  info = CacheInfo.from_json(data, store.display_path(INFO_FILE))
   return FeatureCache(path=os.fspath(path), info=info, part=rows)
 
 
@@ -172,9 +173,11 @@ def check_cache(path: str | os.PathLike) -> list[str]:
   """
   info, store = open_cache(path).info, storage.store_at(path)
   names, problems = {shard.file for shard in info.shards}, []
-  for name in storage.listed(store):
+  for name in storage.list_files(store):
     if ".array_record-" in name and name not in names:
-      problems.append(f"{store.where(name)} is not one of the cache's shards")
+      problems.append(
+        f"{store.display_path(name)} is not one of the cache's shards"
+      )
   for name, text in tfds_files(info).items():
     try:
       same = json.loads(storage.read(store, name) or b"") == json.loads(text)
@@ -182,10 +185,10 @@ def check_cache(path: str | os.PathLike) -> list[str]:
       same = False
     if not same:
       said = "missing, or not what TFDS must be told"
-      problems.append(f"{store.where(name)}: {said}")
+      problems.append(f"{store.display_path(name)}: {said}")
   ids, jobs = [np.empty(0, np.int64)], set()
   for shard in info.shards:
-    where = store.where(shard.file)
+    where = store.display_path(shard.file)
     try:
       blocks, of_jobs, found = read_shard(store, shard.file, info, shard)
     except (FileNotFoundError, ValueError) as e:
@@ -206,11 +209,14 @@ def check_cache(path: str | os.PathLike) -> list[str]:
   found, counts = np.unique(np.concatenate(ids), return_counts=True)
   if len(again := found[counts > 1]):
     problems.append(
-      f"{store.where()}: {len(again)} ids come more than once, the first is"
+      f"{store.display_path()}: {len(again)} ids come more than once, the"
+      " first is"
       f" example_id {again[0]}"
     )
   if len(jobs) > 1:
-    problems.append(f"{store.where()}: its shards are of {len(jobs)} jobs")
+    problems.append(
+      f"{store.display_path()}: its shards are of {len(jobs)} jobs"
+    )
   return problems
 
 

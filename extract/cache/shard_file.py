@@ -184,13 +184,13 @@ def put_shard(out: str, job: CacheJob, shard: Shard, data: bytes) -> Shard:
 
   RunError: another job's shard is there, or a damaged one.
   """
-  if storage.put_once(storage.store_at(out), shard.file, data) == data:
+  if storage.write_if_absent(storage.store_at(out), shard.file, data) == data:
     return shard
   # Of a worker whose devices round otherwise, say.
-  return kept_shard(out, job, shard.file) or shard
+  return load_existing_shard(out, job, shard.file) or shard
 
 
-def kept_shard(out: str, job: CacheJob, name: str) -> Shard | None:
+def load_existing_shard(out: str, job: CacheJob, name: str) -> Shard | None:
   """What is there of a shard, or None; one request.
 
   RunError: it is another job's, or damaged.
@@ -207,7 +207,8 @@ def kept_shard(out: str, job: CacheJob, name: str) -> Shard | None:
       return shard
     said = "of another job, which may still run"
   raise RunError(
-    f"{store.where(name)} is {said}; remove {store.where()}, or choose another"
+    f"{store.display_path(name)} is {said}; remove {store.display_path()},"
+    " or choose another"
     " --out."
   )
 

@@ -32,7 +32,7 @@ from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
   checked,
   encode_shard,
-  kept_shard,
+  load_existing_shard,
   put_shard,
 )
 
@@ -50,36 +50,41 @@ def begin(out: str, job: CacheJob) -> bool:
   text = storage.read(store, JOB_FILE)  # first: it is dropped last
   finished = storage.read(store, INFO_FILE)
   if finished is not None:
-    there = CacheInfo.from_json(finished, store.where(INFO_FILE))
+    there = CacheInfo.from_json(finished, store.display_path(INFO_FILE))
     found: Any = there.public()
     with contextlib.suppress(RunError):  # its first shard says of what listing
-      if found == info.public() and kept_shard(out, job, info.shard_name(0)):
+      if found == info.public() and load_existing_shard(
+        out, job, info.shard_name(0)
+      ):
         found["job"] = job.digest
   else:
-    names = {} if text else storage.listed(store)
+    names = {} if text else storage.list_files(store)
     if strays := [n for n in names if n[0] != "." and JOB_FILE not in names]:
       raise InputError(
-        f"{store.where()} holds other files, as {store.where(strays[0])}:"
+        f"{store.display_path()} holds other files, as"
+        f" {store.display_path(strays[0])}:"
         " choose another --out, or empty it."
       )
     data = json.dumps(mine, indent=1, sort_keys=True).encode() + b"\n"
-    text = text or storage.put_once(store, JOB_FILE, data)
+    text = text or storage.write_if_absent(store, JOB_FILE, data)
     try:
       found = dict(json.loads(text))
     except (ValueError, TypeError) as e:
       raise InputError(
-        f"{store.where(JOB_FILE)} is damaged: remove {store.where()}."
+        f"{store.display_path(JOB_FILE)} is damaged: remove"
+        f" {store.display_path()}."
       ) from e
   if said := list(_differences(found, mine)):
     said = said[:-1] or [
       "images of the source came, went or changed, or its shard is damaged"
     ]
     raise InputError(
-      f"{store.where()} belongs to another job: {'; '.join(said[:3])}; choose"
+      f"{store.display_path()} belongs to another job:"
+      f" {'; '.join(said[:3])}; choose"
       " another --out, or remove it to start again."
     )
   if finished is not None:
-    _drop_job_files(store, storage.listed(store))
+    _drop_job_files(store, storage.list_files(store))
   return finished is None
 
 
@@ -105,26 +110,29 @@ def finish(out: str, job: CacheJob, shards: Iterable[Shard]) -> FeatureCache:
   directory is another job's by now.
   """
   store, found = storage.store_at(out), {shard.file: shard for shard in shards}
-  files = storage.listed(store)
+  files = storage.list_files(store)
   sizes = {name: size for name, (size, _) in files.items()}
   names = [job.info.shard_name(i) for i in range(job.info.num_shards)]
   there = {n for n, shard in found.items() if sizes.get(n) == shard.bytes}
   if missing := [name for name in names if name not in there]:
     raise RunError(
-      f"{store.where()}: {len(missing)} of {len(names)} shards are not there,"
+      f"{store.display_path()}: {len(missing)} of {len(names)} shards are"
+      " not there,"
       f" as {missing[0]}; run the same command again."
     )
   info = dataclasses.replace(job.info, shards=tuple(found[n] for n in names))
   if not any(shard.rows for shard in info.shards):
-    raise InputError(f"{store.where()}: every example was skipped.")
+    raise InputError(f"{store.display_path()}: every example was skipped.")
   begun = storage.read(store, JOB_FILE)
   is_ours = begun is not None and json.loads(begun).get("job") == job.digest
   # Or the same job has just been finished, by another launch of it.
   if not is_ours and storage.read(store, INFO_FILE) != info.to_json():
-    raise RunError(f"{store.where()} was taken over by another job.")
+    raise RunError(f"{store.display_path()} was taken over by another job.")
   for name, data in (tfds_files(info) | {INFO_FILE: info.to_json()}).items():
-    if storage.put_once(store, name, data) != data:
-      raise RunError(f"{store.where(name)} is of another job; remove it.")
+    if storage.write_if_absent(store, name, data) != data:
+      raise RunError(
+        f"{store.display_path(name)} is of another job; remove it."
+      )
   _drop_job_files(store, files)
   return open_cache(out)
 
@@ -147,21 +155,21 @@ def write_cache(
   """
   out, info = os.fspath(out), dataclasses.replace(info, keys="embedding")
   job, store = CacheJob(info=info, more="import"), storage.store_at(out)
-  before, shards = storage.listed(store), []
+  before, shards = storage.list_files(store), []
   begin(out, job)
   try:
-    for rows in _cut(blocks, info, store.where()):
+    for rows in _cut(blocks, info, store.display_path()):
       made, data = encode_shard(rows, job, len(shards))
       if put_shard(out, job, made, data) != made:
         raise InputError(
-          f"{store.where()} holds other rows than these: choose another"
+          f"{store.display_path()} holds other rows than these: choose another"
           " directory, or remove it."
         )
       shards.append(made)
     return finish(out, job, shards)
   except BaseException:
     with contextlib.suppress(Exception):
-      there = storage.listed(store)
+      there = storage.list_files(store)
       if INFO_FILE not in there:  # else it is another call's cache
         own = {shard.file for shard in shards} - before.keys()
         if not any(".array_record-" in n for n in there.keys() - own):

@@ -34,7 +34,7 @@ from oneshot_dp.extract.job.shard import (
   embedder_of,
   extract_shard,
 )
-from oneshot_dp.extract.sources.open_source import listing_of, open_source
+from oneshot_dp.extract.sources.open_source import open_source, serialize_source
 from oneshot_dp.extract.sources.source import Source
 from oneshot_dp.extract.threads import ahead
 
@@ -76,7 +76,7 @@ def run_extraction(
   print(f"{source.name}: {len(names)} classes ({few})", file=sys.stderr)
   embedder = embedder_of(config)
   info = info_of(config, source, embedder.backbone)
-  listing = listing_of(source)
+  listing = serialize_source(source)
   cache = CacheJob(info=info, more=hashlib.sha256(listing).hexdigest())
   if not begin(out, cache):
     return open_cache(out)
@@ -144,7 +144,7 @@ def _all_broken(source: Source) -> BrokenImageError | None:
     try:
       decode_image(example.image)
     except DecodeError:
-      return source.where(index)
+      return source.display_path(index)
     return None
 
   indices, broken = range(len(source))[:_LOOKED_AT], []

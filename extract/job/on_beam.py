@@ -154,7 +154,7 @@ def _wait(job: Job, running: _Running, bar: Any) -> None:
     while not running.finished.wait(_POLL_SECONDS):
       # A store that does not answer now may do so the next time.
       with contextlib.suppress(InputError, RunError):
-        shards = sum(".array_record-" in n for n in storage.listed(store))
+        shards = sum(".array_record-" in n for n in storage.list_files(store))
         if (seen := min(shards * rows, bar.total)) > bar.n:
           bar.update(seen - bar.n)
           since = time.monotonic()

@@ -24,7 +24,7 @@ from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
   checked,
   encode_shard,
-  kept_shard,
+  load_existing_shard,
   put_shard,
 )
 from oneshot_dp.extract.images import (
@@ -130,7 +130,7 @@ def embed(
         for v in range(views)
       ]
     except DecodeError as e:
-      shown, fault = [blank] * each, (index, source.where(index), str(e))
+      shown, fault = [blank] * each, (index, source.display_path(index), str(e))
     return row, shown, fault
 
   size, count = embedder.batch_size, max(1, embedder.batch_size // each)
@@ -210,7 +210,7 @@ def extract_shard(
   decoded, and is not to be skipped. InputError, RunError: as `run_extraction`.
   """
   info, parts = job.cache.info, []
-  if kept := kept_shard(job.out, job.cache, info.shard_name(index)):
+  if kept := load_existing_shard(job.out, job.cache, info.shard_name(index)):
     return kept
   indices = info.shard_range(index)
   for rows, broken in embed(

@@ -25,7 +25,7 @@ from oneshot_dp.extract.job.shard import (
   embedder_of,
   extract_shard,
 )
-from oneshot_dp.extract.sources.open_source import reopened
+from oneshot_dp.extract.sources.open_source import deserialize_source
 
 _MOST_BYTES = 1 << 40
 _LOOK_SECONDS = 2.0
@@ -95,7 +95,8 @@ def job_at(out: str, run: str) -> Job:
   resource.setrlimit(resource.RLIMIT_CORE, (0, most))
   if (data := _read(out, f"launch.{run}")) is None:
     raise RunError(
-      f"{storage.store_at(out).where()}: the job's files are not there; every"
+      f"{storage.store_at(out).display_path()}: the job's files are not"
+      " there; every"
       " worker must see it under this name."
     )
   left = tuple[ExtractConfig, CacheJob, msgspec.Raw]
@@ -110,13 +111,13 @@ def job_at(out: str, run: str) -> Job:
         f"{name} of the backbone is {here} on this worker and {there.get(name)}"
         " where the job began: give all the same files and libraries."
       )
-  source = reopened(bytes(listing))
+  source = deserialize_source(bytes(listing))
   return Job(out, config, cache, source, embedder)
 
 
 def put(out: str, name: str, data: bytes) -> None:
   """Leaves a word: "stop.RUN" ends a launch's workers within a batch."""
-  storage.put_once(storage.store_at(out), f"job.{name}", data)
+  storage.write_if_absent(storage.store_at(out), f"job.{name}", data)
 
 
 def _read(out: str, name: str) -> bytes | None:

@@ -20,10 +20,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, one_line
-from oneshot_dp.configs.extract_config import SourceSettings
+from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.labels import FileRows, MissingFlagError
-from oneshot_dp.extract.sources.listed_files import IMAGES, File, shortened
+from oneshot_dp.extract.sources.listed_files import IMAGES, File, format_names
 
 _MOST_LABEL_BYTES = 1 << 20
 _NPZ = "npz of plain arrays"
@@ -43,7 +43,7 @@ def _kept(file: File, name: str) -> np.ndarray:
     return _array(_npz(opened), file.path, name)
 
 
-def npz_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
+def npz_rows(settings: SourceConfig, file: File, labelled: bool) -> FileRows:
   """An npz of images; InputError: an array is not as it should be."""
   path, unit = file.path, settings.units
   label, labels, named, units = settings.label or "label", [], [], []
@@ -105,12 +105,12 @@ def _splits(npz: Any) -> list[str]:
 
 def _array(npz: Any, path: str, name: str) -> np.ndarray:
   if name not in npz.files:
-    has = shortened(npz.files) or "none at all"
+    has = format_names(npz.files) or "none at all"
     raise InputError(f"{path!r} has no array {name!r}: it has {has}.")
   return npz[name]
 
 
-def tar_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
+def tar_rows(settings: SourceConfig, file: File, labelled: bool) -> FileRows:
   """The samples of a tar; InputError: it is none, or one is not whole."""
   labels, units = [], []
   with listed_files.opened(file, "tar") as opened:
@@ -128,7 +128,8 @@ def tar_rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
   if wrong:
     raise InputError(
       f"{file.path!r}: samples without an image, or with several"
-      f" ({', '.join(keys)}): {shortened(wrong)}; say which with --image, and"
+      f" ({', '.join(keys)}): {format_names(wrong)}; say which with"
+      " --image, and"
       " pack each sample whole."
     )
   places = [(some[0].offset_data, some[0].size) for some, _ in found]
@@ -147,7 +148,7 @@ def _samples(opened: BinaryIO, file: File) -> list[_Sample]:
   for info in found:
     folder, _, name = info.name.removeprefix("./").rpartition("/")
     stem, dot, extension = name.partition(".")
-    if not (stem and dot) or listed_files.is_litter(folder):
+    if not (stem and dot) or listed_files.is_ignored(folder):
       continue
     end = info.offset_data + info.size
     if not info.isreg() or info.issparse() or end > file.size:

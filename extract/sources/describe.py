@@ -10,14 +10,14 @@ import numpy as np
 from tqdm import tqdm
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
-from oneshot_dp.configs.extract_config import SourceSettings
+from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.cache.format import image_key
 from oneshot_dp.extract.images import DecodeError, decode_image
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.archives import array_splits
 from oneshot_dp.extract.sources.folder import is_split, open_folder
 from oneshot_dp.extract.sources.labels import MissingFlagError
-from oneshot_dp.extract.sources.listed_files import File, has_rows, is_image
+from oneshot_dp.extract.sources.listed_files import File, is_image, is_table
 from oneshot_dp.extract.sources.open_source import (
   images_of,
   open_source,
@@ -75,7 +75,7 @@ class ImagesReport:
 def describe_images(location: Sequence[str], **flags: Any) -> ImagesReport:
   """Looks at every image of every split once, on all cores.
 
-  `flags` are those of `SourceSettings` that an extraction would be given. In
+  `flags` are those of `SourceConfig` that an extraction would be given. In
   memory are the names of files, and 24 bytes for each image. InputError:
   nothing is there, or it is tfds:NAME.
   """
@@ -96,13 +96,13 @@ def describe_images(location: Sequence[str], **flags: Any) -> ImagesReport:
     parts = [images_of([listed_files.below(root, f) for f in images])]
     kept = [file for file in files if file not in strays]
   else:
-    if tables := list(filter(has_rows, others)):
-      others = [path for path in others if not has_rows(path)]
+    if tables := list(filter(is_table, others)):
+      others = [path for path in others if not is_table(path)]
       paths = [os.path.join(root, table) for table in tables]
     parts, splits = _tables(paths, report)
   for split in (splits or [None]) if parts else ():
     try:
-      asked = SourceSettings(location=tuple(paths), split=split, **flags)
+      asked = SourceConfig(location=tuple(paths), split=split, **flags)
       found = open_folder(asked, root, kept) if images else open_source(asked)
       _count(found, report)
     except MissingFlagError as error:

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import EXAMPLE, SourceSettings
+from oneshot_dp.configs.extract_config import EXAMPLE, SourceConfig
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.labels import class_names, units_of_files
-from oneshot_dp.extract.sources.listed_files import File, is_image, shortened
+from oneshot_dp.extract.sources.listed_files import File, format_names, is_image
 from oneshot_dp.extract.sources.source import Source
 
 # Folders of these names are splits, not classes: a root that has them, but not
@@ -28,7 +28,7 @@ _SPLIT_NAMES = frozenset(
 
 
 def open_folder(
-  settings: SourceSettings, root: str, files: Sequence[File]
+  settings: SourceConfig, root: str, files: Sequence[File]
 ) -> Source:
   """A folder that was listed, as a source.
 
@@ -46,7 +46,8 @@ def open_folder(
   images = [file for file in files if is_image(file.path)]
   if strays := [file.path for file in images if "/" not in file.path]:
     raise InputError(
-      f"{root!r} has images outside any class folder: {shortened(strays)}; move"
+      f"{root!r} has images outside any class folder:"
+      f" {format_names(strays)}; move"
       " them into the folder of their class."
     )
   of = [file.path.partition("/")[0] for file in images]
@@ -79,7 +80,7 @@ def is_split(name: str) -> bool:
 
 
 def _name_and_split(
-  settings: SourceSettings, root: str, folders: Sequence[str]
+  settings: SourceConfig, root: str, folders: Sequence[str]
 ) -> tuple[str, str]:
   """The data set's name, and the split: `photos/train` is one of `photos`."""
   above, name = os.path.split(os.path.abspath(root))
@@ -98,7 +99,7 @@ def _name_and_split(
 
 
 def _classes(
-  settings: SourceSettings, root: str, folders: Sequence[str], of: Sequence[str]
+  settings: SourceConfig, root: str, folders: Sequence[str], of: Sequence[str]
 ) -> tuple[str, ...]:
   """The sorted names of the class folders, or those that are stated."""
   found, stated = set(of), settings.class_names
@@ -107,11 +108,12 @@ def _classes(
   if others := sorted(set(folders) - set(stated or folders)):
     raise InputError(
       f"{root!r} has folders that --class-names does not name:"
-      f" {shortened(others)}."
+      f" {format_names(others)}."
     )
   if not stated and (empty := sorted(set(folders) - found)):
     raise InputError(
-      f"{root!r} has classes without an image: {shortened(empty)}; remove such"
+      f"{root!r} has classes without an image: {format_names(empty)};"
+      " remove such"
       " a folder, or name all classes with --class-names, as some may then be"
       " without."
     )

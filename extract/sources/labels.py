@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Int64
 
 from oneshot_dp.configs.errors import InputError, check_name, check_num_classes
-from oneshot_dp.configs.extract_config import SourceSettings, check_unit_name
+from oneshot_dp.configs.extract_config import SourceConfig, check_unit_name
 from oneshot_dp.extract.files import read_regular
-from oneshot_dp.extract.sources.listed_files import is_litter, shortened
+from oneshot_dp.extract.sources.listed_files import format_names, is_ignored
 
 
 class FileRows(NamedTuple):
@@ -50,12 +50,12 @@ def chosen(
     if not candidates:
       raise InputError(f"{place!r} has nothing that can be its {flag}.")
     said = f"{flag} {asked!r} is none of" if asked else f"give {flag}, one of"
-    raise InputError(f"{place!r}: {said} {shortened(candidates)}.")
+    raise InputError(f"{place!r}: {said} {format_names(candidates)}.")
   return found
 
 
 def class_names(
-  named: Iterable[Any], settings: SourceSettings, place: str
+  named: Iterable[Any], settings: SourceConfig, place: str
 ) -> tuple[str, ...]:
   """The public names of all classes, which are never read off the labels.
 
@@ -71,7 +71,8 @@ def class_names(
     )
   if (stated and names != stated) or k not in (None, len(names) or k):
     raise InputError(
-      f"{place!r} names {len(names)} classes ({shortened(names)}), and a flag"
+      f"{place!r} names {len(names)} classes ({format_names(names)}), and"
+      " a flag"
       " others: leave --class-names and --num-classes out."
     )
   check_num_classes(k or len(names), repr(place))
@@ -102,7 +103,7 @@ def label_numbers(
   if wrong := [where(i) for i, label in enumerate(labels) if label < 0]:
     raise InputError(
       f"images without a label {key!r} among the {len(names)} classes, by name"
-      f" or from 0 to {len(names) - 1}: {shortened(wrong)}."
+      f" or from 0 to {len(names) - 1}: {format_names(wrong)}."
     )
   return labels
 
@@ -137,7 +138,7 @@ def units_of_column(
   whose = ["" if value is None else str(value).strip() for value in values]
   if missing := [where(i) for i, name in enumerate(whose) if not name]:
     raise InputError(
-      f"images without a {unit}, and each needs one: {shortened(missing)}."
+      f"images without a {unit}, and each needs one: {format_names(missing)}."
     )
   known = {} if known is None else known
   numbers: dict[str, int] = {}
@@ -166,11 +167,11 @@ def units_of_files(
   if units.lower().endswith(".csv"):
     unit, owners = _table(units)
     others = owners.keys() - {*images, *passed_over}
-    strays = [f for f in others if f.startswith(split) and not is_litter(f)]
+    strays = [f for f in others if f.startswith(split) and not is_ignored(f)]
     if strays:
       raise InputError(
         f"{units!r} names files that are not in the data set:"
-        f" {shortened(sorted(strays))}; remove their rows."
+        f" {format_names(sorted(strays))}; remove their rows."
       )
     whose = [owners.get(image) for image in images]
   else:

@@ -35,12 +35,12 @@ def is_image(path: str) -> bool:
   return path.lower().endswith(IMAGES)
 
 
-def has_rows(path: str) -> bool:
+def is_table(path: str) -> bool:
   """Whether a file is named as one that has images in rows."""
   return path.lower().endswith(ROWS)
 
 
-def is_litter(path: str) -> bool:
+def is_ignored(path: str) -> bool:
   """Whether a file is passed over, for a name in its path."""
   return any(p[:1] == "." or p in _LITTER for p in path.split("/"))
 
@@ -69,8 +69,8 @@ def files_in(folder: str) -> list[File]:
 
   None are in a file.
   """
-  found = storage.listed(storage.store_at(folder)).items()
-  return [_file(p, size, v) for p, (size, v) in found if not is_litter(p)]
+  found = storage.list_files(storage.store_at(folder)).items()
+  return [_file(p, size, v) for p, (size, v) in found if not is_ignored(p)]
 
 
 def folders_in(folder: str, files: Sequence[File]) -> list[str]:
@@ -78,7 +78,7 @@ def folders_in(folder: str, files: Sequence[File]) -> list[str]:
   names = {f.path.partition("/")[0] for f in files if "/" in f.path}
   if not storage.is_url(folder):
     inner = {e.name for e in os.scandir(folder) if e.is_dir()}
-    names |= {name for name in inner if not is_litter(name)}
+    names |= {name for name in inner if not is_ignored(name)}
   return sorted(names)
 
 
@@ -92,7 +92,7 @@ def refuse_broken(folder: str, files: Sequence[File]) -> None:
   if broken := [file.path for file in files if file.size < 0]:
     raise InputError(
       f"{folder!r} has links that lead nowhere or back into themselves, or what"
-      f" is no file: {shortened(broken)}; mend or remove them."
+      f" is no file: {format_names(broken)}; mend or remove them."
     )
 
 
@@ -141,7 +141,7 @@ def opened(file: File, kind: str) -> Iterator[BinaryIO]:
     ) from error
 
 
-def shortened(names: Sequence[str]) -> str:
+def format_names(names: Sequence[str]) -> str:
   """The first twenty names, for people."""
   more = f", … ({len(names):,} in all)" if len(names) > 20 else ""
   return ", ".join(map(repr, names[:20])) + more

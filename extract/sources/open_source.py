@@ -20,7 +20,7 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import (
   EXAMPLE,
-  SourceSettings,
+  SourceConfig,
   check_unit_name,
 )
 from oneshot_dp.extract.sources import archives, listed_files
@@ -36,9 +36,9 @@ from oneshot_dp.extract.sources.listed_files import (
   IMAGES,
   ROWS,
   File,
-  has_rows,
+  format_names,
   is_image,
-  shortened,
+  is_table,
 )
 from oneshot_dp.extract.sources.source import Source
 
@@ -48,7 +48,7 @@ _WHAT = (
 )
 
 
-def open_source(settings: SourceSettings) -> Source:
+def open_source(settings: SourceConfig) -> Source:
   """Opens one split of a data set.
 
   It is listed, and labels and units are read, so this is done once, where a job
@@ -79,8 +79,8 @@ def open_source(settings: SourceSettings) -> Source:
     places = {file.path: listed_files.below(root, file) for file in files}
   else:
     name = name if len(paths) == 1 else os.path.basename(above)
-    if len(set(paths)) < len(paths) or not all(map(has_rows, paths)):
-      raise InputError(f"{shortened(paths)}: {_WHAT}, each once.")
+    if len(set(paths)) < len(paths) or not all(map(is_table, paths)):
+      raise InputError(f"{format_names(paths)}: {_WHAT}, each once.")
     places = {path: listed_files.file_at(path) for path in paths}
   found = splits_of(places)
   if [path.lower()[-4:] for path in places] == [".npz"]:
@@ -94,7 +94,7 @@ def open_source(settings: SourceSettings) -> Source:
   if len(homes) > 1:
     raise InputError(
       f"{root!r} has its split {split!r} in several places, which may hold the"
-      f" same images: give one of {shortened(sorted(homes))}."
+      f" same images: give one of {format_names(sorted(homes))}."
     )
   if settings.units is not None:
     check_unit_name(settings.units)
@@ -112,7 +112,7 @@ def splits_of(files: Iterable[str]) -> dict[str, list[str]]:
   """
   found: dict[str, list[str]] = {}
   files = list(files)
-  for file in filter(has_rows, files):
+  for file in filter(is_table, files):
     stem = os.path.splitext(file)[0]
     sharded = re.search(r"([^\W_][\w.]*)-\d+-of-\d+[^/]*$", stem)
     words = re.split(r"[/._ -]", stem)
@@ -123,7 +123,8 @@ def splits_of(files: Iterable[str]) -> dict[str, list[str]]:
   packed = [f for f in files if re.search(r"\.(tar\.\w+|tgz)$", f.lower())]
   if packed or not found:
     raise InputError(
-      f"{shortened(packed or files) or 'nothing'}: {_WHAT} (not compressed, as"
+      f"{format_names(packed or files) or 'nothing'}: {_WHAT} (not"
+      " compressed, as"
       " members are read by their place)."
     )
   return {"all": found[""]} if set(found) == {""} else found
@@ -144,7 +145,7 @@ def unlabelled(paths: Sequence[str]) -> Source:
       continue
     listed_files.refuse_broken(path, found)
     images = [f for f in found if is_image(f.path)]
-    some = images or [f for f in found if has_rows(f.path)]
+    some = images or [f for f in found if is_table(f.path)]
     if not some:
       raise InputError(
         f"{path!r} has no images: they end in {', '.join(IMAGES)}, or are in"
@@ -156,11 +157,11 @@ def unlabelled(paths: Sequence[str]) -> Source:
 
 def images_of(files: Sequence[File], image: str | None = None) -> Source:
   """Those of files that were listed; `image` is the array that has them."""
-  settings = SourceSettings(location=(".",), image=image)
+  settings = SourceConfig(location=(".",), image=image)
   return _source_of(settings, files, labelled=False)
 
 
-def _rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
+def _rows(settings: SourceConfig, file: File, labelled: bool) -> FileRows:
   kind = os.path.splitext(file.path)[1].lower()
   if kind == ".tar":
     return archives.tar_rows(settings, file, labelled)
@@ -174,7 +175,7 @@ def _rows(settings: SourceSettings, file: File, labelled: bool) -> FileRows:
 
 
 def _source_of(
-  settings: SourceSettings, files: Sequence[File], labelled: bool
+  settings: SourceConfig, files: Sequence[File], labelled: bool
 ) -> Source:
   """Files of rows, one after another; without labels, all are of class 0.
 
@@ -215,7 +216,7 @@ def _source_of(
   )
 
 
-def listing_of(source: Source) -> bytes:
+def serialize_source(source: Source) -> bytes:
   """What a source consists of, as JSON: equal bytes, equal sources. Private."""
 
   def plain(array: np.ndarray) -> tuple[str, tuple[int, ...], str]:
@@ -227,7 +228,7 @@ def listing_of(source: Source) -> bytes:
   return json.dumps(named, default=plain).encode()
 
 
-def reopened(listing: bytes) -> Source:
+def deserialize_source(listing: bytes) -> Source:
   """The source of a listing, in any process that sees the same files."""
 
   def array(_: Any, plain: list[Any]) -> np.ndarray:

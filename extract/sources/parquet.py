@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from oneshot_dp.configs.errors import InputError, one_line
-from oneshot_dp.configs.extract_config import SourceSettings
+from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.labels import FileRows, chosen
 from oneshot_dp.extract.sources.listed_files import File
@@ -51,7 +51,7 @@ def read_cell(file: File, column: str, group: int, row: int) -> bytes:
 
 
 def parquet_rows(
-  settings: SourceSettings, file: File, labelled: bool
+  settings: SourceConfig, file: File, labelled: bool
 ) -> FileRows:
   """Rows of a Parquet file; InputError: it is none, or has no such columns."""
   label, named, labels, units = "", (), [], []
@@ -78,7 +78,7 @@ def parquet_rows(
 
 
 def _labels(
-  settings: SourceSettings, schema: pa.Schema, images: list[str], path: str
+  settings: SourceConfig, schema: pa.Schema, images: list[str], path: str
 ) -> tuple[str, tuple[str, ...]]:
   """The column of labels, and what names the classes."""
   columns = [name for name in schema.names if name not in images]

@@ -98,8 +98,8 @@ class Source:
     number = self.at[index, 0]
     row = index - np.searchsorted(self.at[:, 0], number)
     path = os.path.join(self.root, self.files[number].path)
-    return f"{path}[{row}]" if listed_files.has_rows(path) else path
+    return f"{path}[{row}]" if listed_files.is_table(path) else path
 
-  def where(self, index: int) -> str:
+  def display_path(self, index: int) -> str:
     """The same for an error's line, escaped."""
     return escaped(self.name_of(index), but="")

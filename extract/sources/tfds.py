@@ -17,7 +17,7 @@ import tensorflow_datasets as tfds
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.configs.extract_config import (
   EXAMPLE,
-  SourceSettings,
+  SourceConfig,
   check_unit_name,
 )
 from oneshot_dp.extract.sources.labels import chosen, class_names
@@ -42,13 +42,13 @@ class Tfds(Source):
     try:
       record = records[index]
     except RuntimeError as error:
-      said = f"{self.where(index)} cannot be read: {one_line(error)}."
+      said = f"{self.display_path(index)} cannot be read: {one_line(error)}."
       raise RunError(said) from error
     row = features.deserialize_example_np(record, decoders=decoders)
     image, label, *unit = (row[key] for key in self.columns)
     if not 0 <= label < len(self.class_names):
       raise InputError(
-        f"{self.where(index)} has a label that is none of its"
+        f"{self.display_path(index)} has a label that is none of its"
         f" {len(self.class_names)} classes: TFDS marks unlabelled examples so,"
         " choose another split."
       )
@@ -76,7 +76,7 @@ class Tfds(Source):
     return records, _F.FeaturesDict(features), decoders
 
 
-def open_tfds(settings: SourceSettings) -> Tfds:
+def open_tfds(settings: SourceConfig) -> Tfds:
   """A TFDS data set as a source, downloaded and prepared if need be.
 
   InputError: there is none, or it has no such split of labelled images.

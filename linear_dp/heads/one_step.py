@@ -24,7 +24,6 @@ import numpy as np
 import optax
 
 from oneshot_dp.configs.head_config import OneStepName
-from oneshot_dp.linear_dp.data import Data
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
@@ -45,7 +44,7 @@ def residual_norm(num_classes: int) -> float:
   return math.hypot(1 - P0, math.sqrt(num_classes - 1) * P0)
 
 
-def clipped_rows(data: Data) -> Rows:
+def clipped_rows(data: PrivateDataset) -> Rows:
   """Rows no longer than C/‖r‖, which are of norm R; for class sums alone."""
   most = residual_norm(data.num_classes) / CLIP_NORM
   return rows_of(data, most=most, power=2)

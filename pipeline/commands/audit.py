@@ -53,7 +53,9 @@ def run(flags: Flags) -> Answer:
     bounds, where = _among_real_rows(flags, flags.cache, claim)
     return answer_of(claim, bounds, (), where)
   insisted = flags.weak_privacy
-  check_budget(flags.epsilon, flags.delta, insisted=insisted, flag="--epsilon")
+  check_budget(
+    flags.epsilon, flags.delta, allow_weak_privacy=insisted, flag="--epsilon"
+  )
   if flags.rows or flags.ledger:
     raise InputError("--rows and --ledger go with --cache: give it, too.")
   if flags.balanced and flags.head != "auto":
@@ -70,12 +72,12 @@ def _among_real_rows(
   """One run, charged before; what can fail is tried before that."""
   import msgspec
 
-  from oneshot_dp.linear_dp.hosts import ALONE
+  from oneshot_dp.linear_dp.distributed.hosts import ALONE
   from oneshot_dp.linear_dp.train import memory_needed
   from oneshot_dp.pipeline import audit
   from oneshot_dp.pipeline.commands import train
+  from oneshot_dp.pipeline.runs.evaluation import data_of
   from oneshot_dp.pipeline.runs.plan import Plan, check_memory
-  from oneshot_dp.pipeline.runs.scores import data_of
 
   given, out = vars(flags).copy(), path.resolve() / "audit"
   del given["canaries"]

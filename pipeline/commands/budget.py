@@ -39,7 +39,7 @@ class Flags:
 def run(flags: Flags) -> Answer:
   """Sets a cap, if one is given, and reads the ledger."""
   from oneshot_dp.pipeline.commands.verify import ledger_there
-  from oneshot_dp.pipeline.ledger.charges import Cap
+  from oneshot_dp.pipeline.ledger.entries import Cap
   from oneshot_dp.pipeline.ledger.ledger import Ledger
 
   epsilon, delta = flags.max_epsilon, flags.max_delta
@@ -75,8 +75,12 @@ def run(flags: Flags) -> Answer:
 
 def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
   """What a data set was charged, and what is left; nothing private."""
-  from oneshot_dp.linear_dp.accounting import added_up, epsilon_of, printable
-  from oneshot_dp.pipeline.ledger import charges as of
+  from oneshot_dp.linear_dp.accounting import (
+    epsilon_of,
+    format_rounded_up,
+    sum_mu_squared,
+  )
+  from oneshot_dp.pipeline.ledger import entries as of
 
   lines, told, cap, mu2 = [], [], of.cap_of(entries), of.spent(entries)
   for each in entries:
@@ -91,13 +95,13 @@ def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
   deltas = [e.delta for e in entries if e.delta and e.kind == "charge"]
   delta = cap.delta if cap else min(deltas, default=1e-6)
   spent = {
-    "epsilon": epsilon_of(added_up([mu2]), delta),
-    "epsilon_if_replaced": epsilon_of(added_up([4 * mu2]), delta),
+    "epsilon": epsilon_of(sum_mu_squared([mu2]), delta),
+    "epsilon_if_replaced": epsilon_of(sum_mu_squared([4 * mu2]), delta),
     "delta": delta,
     "mu_squared": float(mu2),
     "not_private": sum(e.kind == "charge" and e.mu2 is None for e in entries),
   }
-  epsilon, replaced, at = map(printable, [*spent.values()][:3])
+  epsilon, replaced, at = map(format_rounded_up, [*spent.values()][:3])
   lines.append(
     f"  spent, all together: epsilon {epsilon} at delta {at}; {replaced} if a"
     " unit is replaced by another"
@@ -106,7 +110,7 @@ def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
     lines.append(f"  {exposed} are NOT PRIVATE: no epsilon covers them")
   left, said = None, "no cap: set one with --max-epsilon and --max-delta"
   if cap:
-    left, words = of.left_of(cap, mu2)
+    left, words = of.remaining_epsilon(cap, mu2)
     said = f"cap: {cap}; {words}"
   lines.append(f"  {said}")
   return lines, {"entries": told, "spent": spent, "cap": cap, "left": left}

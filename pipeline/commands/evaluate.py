@@ -33,8 +33,8 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Scores it."""
-  from oneshot_dp.linear_dp.accounting import printable
-  from oneshot_dp.pipeline.runs.scores import score_head
+  from oneshot_dp.linear_dp.accounting import format_rounded_up
+  from oneshot_dp.pipeline.runs.evaluation import score_head
 
   ((accuracy,), said), names = score_head(flags)
   titles = {"top1": "top-1", "top5": "top-5", "balanced": "balanced"}
@@ -45,7 +45,7 @@ def run(flags: Flags) -> Answer:
   if said["labels"] == "private":
     line += (
       f" (noisy counts, ±{100 * said['accuracy_sd']:.2g} points, for epsilon"
-      f" {printable(said['epsilon'])})"
+      f" {format_rounded_up(said['epsilon'])})"
     )
     line += ", NOT PRIVATE" * (not said["private"])
   recall = dict(zip(names, accuracy.recall or (), strict=False))

@@ -13,7 +13,7 @@ from oneshot_dp.configs.extract_config import (
   EmbeddingDtype,
   ExtractConfig,
   OnDecodeError,
-  SourceSettings,
+  SourceConfig,
   load_experiment,
 )
 from oneshot_dp.extract.backbones.names import backbone_names
@@ -87,7 +87,7 @@ def job_of(flags: Flags) -> ExtractConfig:
   """
   if not flags.source:
     raise InputError("give a SOURCE, such as a folder of images; see --help.")
-  job = ExtractConfig(source=SourceSettings(location=flags.source))
+  job = ExtractConfig(source=SourceConfig(location=flags.source))
   word = flags.source[0]
   is_place = os.path.lexists(word) or set(":*{") & set(word)
   if len(flags.source) == 1 and not is_place:

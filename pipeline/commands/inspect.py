@@ -111,7 +111,7 @@ def _cache(path: str) -> _Seen:
 
 
 def _head(path: str) -> _Seen:
-  from oneshot_dp.linear_dp.accounting import printable
+  from oneshot_dp.linear_dp.accounting import format_rounded_up
   from oneshot_dp.pipeline.heads.head_folder import read_head
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
@@ -120,8 +120,9 @@ def _head(path: str) -> _Seen:
   promise = f"{NOT_PRIVATE}: {stated['noise_source'].partition(':')[0]}"
   if saved.trained.private:
     promise = (
-      f"epsilon {printable(saved.receipt['follows']['epsilon'])} at delta"
-      f" {printable(stated['delta'])} per {stated['privacy_unit']}"
+      f"epsilon {format_rounded_up(saved.receipt['follows']['epsilon'])}"
+      " at delta"
+      f" {format_rounded_up(stated['delta'])} per {stated['privacy_unit']}"
     )
   rows = {
     "guarantee": promise,

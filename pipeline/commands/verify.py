@@ -28,7 +28,7 @@ class Flags:
 
 def ledger_there(path: Path | None) -> Any:
   """The ledger of --ledger; InputError: it is not there. The default may be."""
-  from oneshot_dp.pipeline.ledger.charges import exists
+  from oneshot_dp.pipeline.ledger.entries import exists
   from oneshot_dp.pipeline.ledger.ledger import Ledger
 
   if path is not None and not exists(path):

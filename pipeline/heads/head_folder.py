@@ -35,8 +35,12 @@ from oneshot_dp.pipeline.heads.receipt import (
   check_receipt,
   make_receipt,
 )
-from oneshot_dp.pipeline.ledger.charges import sha256
-from oneshot_dp.pipeline.ledger.deliver import RECEIPT_FILE, WEIGHTS_FILE, alone
+from oneshot_dp.pipeline.ledger.delivery import (
+  RECEIPT_FILE,
+  WEIGHTS_FILE,
+  alone,
+)
+from oneshot_dp.pipeline.ledger.entries import sha256
 
 RELEASES_FILE, CARD_FILE = "releases.safetensors", "README.md"
 _MOST_RECEIPT = 1 << 28
@@ -69,7 +73,7 @@ def write_head(
   info: CacheInfo,
   part: Part = WHOLE,
   charge: str | None = None,
-  went_on_from: str | None = None,
+  parent_stated: str | None = None,
 ) -> dict[str, Any]:
   """Writes the four files into a new or empty folder; returns the receipt."""
   head = trained.head
@@ -78,7 +82,7 @@ def write_head(
     safetensors.numpy.save({k: np.array(v, order="C") for k, v in of.items()})
     for of in ({"kernel": head.kernel, "bias": head.bias}, trained.state)
   )
-  more = {"charge": charge, "went_on_from": went_on_from}
+  more = {"charge": charge, "parent_stated": parent_stated}
   more |= {"weights_sha256": sha256(weights), "releases_sha256": sha256(state)}
   receipt = make_receipt(trained, info, part, **more)
   folder.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   accountant: str
   noise_source: str
   charge: _Id  # the random id of what paid in the ledger, if any did
-  went_on_from: _Id  # of another head, whose releases are among these
+  parent_stated: _Id  # of another head, whose releases are among these
   weights_sha256: _Sha256
   releases_sha256: _Sha256
   libraries: dict[str, str]
@@ -82,7 +82,7 @@ def make_receipt(
 ) -> dict[str, Any]:
   """The receipt of a head of a part of a cache, as JSON has it.
 
-  `more`: charge, went_on_from, weights_sha256, releases_sha256.
+  `more`: charge, parent_stated, weights_sha256, releases_sha256.
   """
   runs = itertools.groupby(trained.releases)
   names, both = Stated.__struct_fields__, (trained, info)
@@ -115,7 +115,7 @@ def follows(stated: Mapping[str, Any]) -> dict[str, Any]:
   names = "mu_squared", "noise_multiplier", "epsilon", "epsilon_if_replaced"
   if not stated["releases"]:
     return dict.fromkeys(names)
-  mu2 = accounting.added_up(
+  mu2 = accounting.sum_mu_squared(
     each["count"] / Fraction(each["noise_multiplier"]) ** 2
     for each in stated["releases"]
   )
@@ -168,7 +168,7 @@ def card(receipt: dict[str, Any]) -> str:
   most = right_guesses(epsilon or 0.0, delta or 0.0)
   return filled_in(
     "card.md",
-    accounting.printable,
+    accounting.format_rounded_up,
     _marked,
     **receipt,
     NOT_PRIVATE=NOT_PRIVATE,

@@ -9,8 +9,13 @@ from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.files import read_regular
 from oneshot_dp.pipeline.heads.head_folder import SavedHead, read_head
 from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
-from oneshot_dp.pipeline.ledger.charges import Left, exists, sha256, spent
-from oneshot_dp.pipeline.ledger.deliver import WEIGHTS_FILE
+from oneshot_dp.pipeline.ledger.delivery import WEIGHTS_FILE
+from oneshot_dp.pipeline.ledger.entries import (
+  ReleasedHead,
+  exists,
+  sha256,
+  spent,
+)
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 _MOST_WEIGHTS = 1 << 34  # bytes; `train` refuses to make so many
@@ -55,7 +60,9 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
   return Verdict(vouched, tuple(said), faults)
 
 
-def _unlike(saved: SavedHead | None, ledger: Ledger, left: Left | None) -> str:
+def _unlike(
+  saved: SavedHead | None, ledger: Ledger, left: ReleasedHead | None
+) -> str:
   """How a head differs from what left for its charge; "" if in nothing."""
   if left is None:
     return "these weights did not leave for any of its charges"

@@ -21,8 +21,14 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.storage import is_url
-from oneshot_dp.pipeline.ledger import charges as of
-from oneshot_dp.pipeline.ledger.charges import Bill, Cap, Entries, Keys, Left
+from oneshot_dp.pipeline.ledger import entries as of
+from oneshot_dp.pipeline.ledger.entries import (
+  Cap,
+  ChargeRequest,
+  Entries,
+  Keys,
+  ReleasedHead,
+)
 
 
 def default_ledger() -> Path:
@@ -63,18 +69,18 @@ class Ledger:
       raise InputError(f"{self.path} is no place on a disk, for a ledger.")
     self._open = functools.partial(of.transaction, self.path, wait=wait)
 
-  def entries(self, dataset: str | None = None) -> list[of.Entry]:
+  def entries(self, dataset: str | None = None) -> list[of.LedgerEntry]:
     """Charges and caps, oldest first, of one data set or of all."""
     with self._open() as entries:
       every = [e for e in entries.all if dataset in (None, e.dataset)]
     return [each for each in every if each.kind in ("charge", "cap")]
 
-  def heads(self) -> dict[str, Left]:
+  def heads(self) -> dict[str, ReleasedHead]:
     """All heads that left, by the SHA-256 of their weights."""
     with self._open() as entries:
       return {k: v for e in entries.of("left") for k, v in e.heads.items()}
 
-  def paid(self, charge: str | None) -> list[of.Entry]:
+  def paid(self, charge: str | None) -> list[of.LedgerEntry]:
     """A charge, and those that it went on from."""
     by_id, chain = {each.id: each for each in self.entries()}, []
     while charge in by_id:  # one comes from an earlier one
@@ -89,13 +95,13 @@ class Ledger:
 
     With `keys` these rows are refused under another name from then on.
     """
-    rows = Bill(dataset=dataset, charges=(), keys=keys or {})
+    rows = ChargeRequest(dataset=dataset, charges=(), keys=keys or {})
     most, said = cap.mu2, []  # refuses what is no guarantee
     with self._open(write=True) as entries:
       _add(entries, [rows])
       charges = entries.of("charge", dataset)
       old = of.cap_of(entries.of("cap", dataset))
-      entries.add(of.Entry("cap", dataset=dataset, **cap._asdict()))
+      entries.add(of.LedgerEntry("cap", dataset=dataset, **cap._asdict()))
     unproven = "what was seen before may have led to it: no proven guarantee."
     if old and (most > old.mu2 or cap.delta > old.delta):
       said.append(f"THE CAP WAS RAISED, from {old} to {cap}; {unproven}")
@@ -109,10 +115,10 @@ class Ledger:
 
   def charge(
     self,
-    bills: Sequence[Bill],
+    bills: Sequence[ChargeRequest],
     run: Path,
     asked: Mapping[str, Any],
-    heads: Mapping[str, Left] | None = None,
+    heads: Mapping[str, ReleasedHead] | None = None,
   ) -> list[str]:
     """Pays for a run, all or nothing, or finds it paid for; the charges' ids.
 
@@ -143,7 +149,9 @@ class Ledger:
       print(f"{said}; what others were charged is not in it", file=sys.stderr)
     return ids
 
-  def deliver(self, ids: Sequence[str], heads: Mapping[str, Left]) -> None:
+  def deliver(
+    self, ids: Sequence[str], heads: Mapping[str, ReleasedHead]
+  ) -> None:
     """Notes which heads, by SHA-256, leave for charges, before they are shown.
 
     InputError: something left for one already; a charge pays for that once.
@@ -155,7 +163,7 @@ class Ledger:
           "another run of the same command was faster, and its results left"
           " for this charge, which pays for one release: use those."
         )
-      entries.add(of.Entry("left", charges=tuple(ids), heads=dict(heads)))
+      entries.add(of.LedgerEntry("left", charges=tuple(ids), heads=dict(heads)))
 
   def shared(self, keys: Keys) -> dict[str, tuple[int, int]]:
     """Data set → how many of these rows, and units, it was charged for.
@@ -167,7 +175,7 @@ class Ledger:
       return _shared(entries, keys)
 
 
-def _check(entries: Entries, bills: Sequence[Bill]) -> None:
+def _check(entries: Entries, bills: Sequence[ChargeRequest]) -> None:
   """Refuses rows of another name, and what breaks a cap or a unit."""
   for bill in bills:
     known = [(n, both[0]) for n, both in _shared(entries, bill.keys).items()]
@@ -204,13 +212,17 @@ def _check(entries: Entries, bills: Sequence[Bill]) -> None:
     if of.spent(new) > cap.mu2 - (spent := of.spent(old)):
       raise InputError(
         f"{asked} would break the cap of {name!r}, {cap}:"
-        f" {of.left_of(cap, spent)[1]}; ask for less, or raise the cap for all"
+        f" {of.remaining_epsilon(cap, spent)[1]}; ask for less, or raise"
+        " the cap for all"
         " to see with `oneshot-dp budget`."
       )
 
 
 def _add(
-  entries: Entries, bills: Sequence[Bill], run: str = "", asked: Any = None
+  entries: Entries,
+  bills: Sequence[ChargeRequest],
+  run: str = "",
+  asked: Any = None,
 ) -> list[str]:
   """Writes charges, and keys of rows that the data set did not have yet."""
   _check(entries, bills)
@@ -227,7 +239,7 @@ def _add(
       old = entries.keys(bill.dataset, kind)
       new = np.setdiff1d(keys, old, assume_unique=True)
       if len(new):
-        entries.add(of.Entry("rows", dataset=bill.dataset, of=kind), new)
+        entries.add(of.LedgerEntry("rows", dataset=bill.dataset, of=kind), new)
   return ids
 
 

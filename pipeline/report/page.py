@@ -19,7 +19,7 @@ import msgspec
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.files import disk_errors, read_regular, write_once
-from oneshot_dp.linear_dp.accounting import printable
+from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.linear_dp.evaluate import accuracy_interval
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.heads.receipt import filled_in, right_guesses
@@ -224,7 +224,9 @@ def _percent(share: float | None) -> str:
 
 
 def _epsilon(epsilon: float | str) -> str:
-  return "∞" if math.isinf(float(epsilon)) else printable(float(epsilon))
+  return (
+    "∞" if math.isinf(float(epsilon)) else format_rounded_up(float(epsilon))
+  )
 
 
 def _at_most(share: float) -> str:

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from oneshot_dp.linear_dp.accounting import printable
+from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
 
 FORMAT = 1
@@ -102,7 +102,7 @@ def table(rows: Sequence[HeadRow]) -> str:
   for (head, epsilon), draws in grouped(rows).items():
     found = ([getattr(row, name) for row in draws] for name in shares)
     cells = [percent([s for s in each if s is not None]) for each in found]
-    shown = "none" if math.isinf(epsilon) else printable(epsilon)
+    shown = "none" if math.isinf(epsilon) else format_rounded_up(epsilon)
     lines.append([head, shown, f"{draws[0].noise_multiplier:.4g}", *cells])
     marks.append("" if draws[0].private else f"  {NOT_PRIVATE}")
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -13,16 +13,16 @@ from oneshot_dp.configs.head_config import HeadName, HeadOptions
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.linear_dp import accounting
-from oneshot_dp.linear_dp.accounting import printable
-from oneshot_dp.linear_dp.hosts import Hosts
+from oneshot_dp.linear_dp.accounting import format_rounded_up
+from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import HEADS, check_plan, cost, memory_needed
 from oneshot_dp.pipeline.heads.verify import earlier_head
-from oneshot_dp.pipeline.ledger.charges import Bill, Entry
+from oneshot_dp.pipeline.ledger.entries import ChargeRequest, LedgerEntry
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
-from oneshot_dp.pipeline.runs.roles import Cast, check_roles
-from oneshot_dp.pipeline.runs.scores import EvalRows, data_of
+from oneshot_dp.pipeline.runs.cache_roles import CacheRole, check_roles
+from oneshot_dp.pipeline.runs.evaluation import EvalRows, data_of
 from oneshot_dp.pipeline.vector_files import read_start
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Plan:
   Attributes:
     jobs: what is trained (a head and a draw, or None for the baseline), and
       what is charged for each.
-    went_on_from: what is stated of the head that --from names; else empty.
+    parent_stated: what is stated of the head that --from names; else empty.
     mu2: μ² that each draw buys, all its epsilons together.
     epsilon: of all private heads of the run together, rounded up.
     bills: what it costs, of the training rows first.
@@ -50,7 +50,7 @@ class Plan:
 
   def __init__(self, asked: "train.Flags | sweep.Flags", hosts: Hosts):
     self.asked, delta, insisted = asked, asked.delta, asked.weak_privacy
-    how: dict[str, Any] = {"insisted": insisted, "flag": "--epsilon"}
+    how: dict[str, Any] = {"allow_weak_privacy": insisted, "flag": "--epsilon"}
     for epsilon in asked.epsilons:
       accounting.check_budget(epsilon, delta, **how)
     check_positive("--num-draws", asked.num_draws)
@@ -60,16 +60,16 @@ class Plan:
     self.source = NoiseSource(asked.noise_seed)
     self.train = open_cache(asked.cache, Part.parse(asked.rows))
     info, n = self.train.info, self.train.n
-    accounting.check_delta(delta, n, insisted=insisted)
-    self.casts, self.test = [Cast(self.train, "private", "--cache")], None
+    accounting.check_delta(delta, n, allow_weak_privacy=insisted)
+    self.casts, self.test = [CacheRole(self.train, "private", "--cache")], None
     if asked.eval_cache is not None:
       cache = open_cache(asked.eval_cache, Part.parse(asked.eval_rows))
       self.test = EvalRows(cache, "--eval-cache", asked, self.source, hosts)
       self.casts.append(self.test.cast)
-    self.before, self.went_on_from, had = None, {}, 0.0
+    self.before, self.parent_stated, had = None, {}, 0.0
     if asked.from_ is not None:
       saved = earlier_head(asked.from_, self.ledger, self.train, delta)
-      self.before, self.went_on_from = saved.trained, saved.receipt["stated"]
+      self.before, self.parent_stated = saved.trained, saved.receipt["stated"]
       had = saved.trained.mu_squared or 0.0
     d, k, data = info.feature_dim, info.num_classes, data_of(self.train, hosts)
     start = read_start(asked.start, info) if asked.start else None
@@ -94,21 +94,25 @@ class Plan:
     insisted = asked.allow_duplicates
     self.notes = check_roles(self.casts, self.ledger, allow_duplicates=insisted)
     self.notes += {rows.note for rows in self.rows.values()} - {""}
-    at = ", ".join(map(printable, sorted(asked.epsilons)))
+    at = ", ".join(map(format_rounded_up, sorted(asked.epsilons)))
     paid = str(self.mu2) if self.source.is_private else None
     same: dict[str, Any] = {"kind": "charge", "unit": info.unit, "delta": delta}
-    same["came_from"] = self.went_on_from.get("charge")
-    self.jobs: dict[tuple[HeadName, int | None], Entry] = {
-      (head, draw): Entry(what=f"{head} at epsilon {at}", mu2=paid, **same)
+    same["came_from"] = self.parent_stated.get("charge")
+    self.jobs: dict[tuple[HeadName, int | None], LedgerEntry] = {
+      (head, draw): LedgerEntry(
+        what=f"{head} at epsilon {at}", mu2=paid, **same
+      )
       for head in asked.heads
       for draw in draws
     }
     every = Fraction(had) + len(self.jobs) * self.mu2
-    self.epsilon = accounting.epsilon_of(accounting.added_up([every]), delta)
+    self.epsilon = accounting.epsilon_of(
+      accounting.sum_mu_squared([every]), delta
+    )
     for head in asked.heads if asked.baseline else ():
-      self.jobs[head, None] = Entry(what=f"{head} without noise", **same)
+      self.jobs[head, None] = LedgerEntry(what=f"{head} without noise", **same)
     of = {"dataset": info.dataset, "keys": self.casts[0].keys}
-    self.bills = [Bill(charges=tuple(self.jobs.values()), **of)]
+    self.bills = [ChargeRequest(charges=tuple(self.jobs.values()), **of)]
     self.bills += self.test.bills() if self.test else []
     names = 12 * sum(len(name.encode()) for name in info.class_names)
     square = 8 * d * d if "auto" in asked.heads else 0
@@ -124,7 +128,7 @@ class Plan:
       **{name: getattr(self.asked, name) for name in names.split()},
       "options": {head: o.as_json() for head, o in self.options.items()},
       "noise_source": self.source.description,
-      "from": self.went_on_from.get("weights_sha256"),
+      "from": self.parent_stated.get("weights_sha256"),
       "caches": [
         {**cast.cache.info.public(), "rows": str(cast.cache.part)}
         for cast in self.casts
@@ -140,7 +144,10 @@ class Plan:
         "warning: the number of classes was read off the private labels; the"
         " guarantee holds only if it is public: import with --num-classes"
       )
-    sigma = accounting.mu_squared(max(asked.epsilons), asked.delta) ** -0.5
+    sigma = (
+      accounting.mu_squared_from_epsilon(max(asked.epsilons), asked.delta)
+      ** -0.5
+    )
     if (of_class := n / info.num_classes) < _FEW_ROWS * sigma:
       said.append(
         f"warning: about {of_class:.3g} rows of each class, and noise as large"
@@ -149,15 +156,16 @@ class Plan:
       )
     costs = f"the noise is of a seed, {NOT_PRIVATE}"
     if self.source.is_private:
-      costs = f"{info.dataset!r} pays epsilon {printable(self.epsilon)} in all"
+      total = format_rounded_up(self.epsilon)
+      costs = f"{info.dataset!r} pays epsilon {total} in all"
       costs += f", with what {asked.from_} cost" if asked.from_ else ""
     if asked.baseline:
       costs += f", and is shown without noise, {NOT_PRIVATE}"
     if asked.private_eval is not None and self.source.is_private:
       costs += f"; accuracies cost {self.bills[-1].dataset!r}"
-      costs += f" {printable(asked.private_eval)}"
+      costs += f" {format_rounded_up(asked.private_eval)}"
     draws = f", {asked.num_draws} draws" * (asked.num_draws > 1)
-    at = ", ".join(map(printable, asked.epsilons))
+    at = ", ".join(map(format_rounded_up, asked.epsilons))
     said.append(
       f"{' and '.join(asked.heads)} at epsilon {at}, delta {asked.delta:g}"
       f"{draws}, from {n:,} rows of {info.feature_dim:,} numbers in"

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oneshot_dp.linear_dp.accounting import printable
-from oneshot_dp.linear_dp.hosts import Hosts, end_as_told
+from oneshot_dp.linear_dp.accounting import format_rounded_up
+from oneshot_dp.linear_dp.distributed.hosts import Hosts, end_as_told
 from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.heads.head_folder import write_head
-from oneshot_dp.pipeline.ledger.deliver import deliver_once
+from oneshot_dp.pipeline.ledger.delivery import deliver_once
 from oneshot_dp.pipeline.report import results
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
+from oneshot_dp.pipeline.runs.evaluation import Scores
 from oneshot_dp.pipeline.runs.plan import Plan
-from oneshot_dp.pipeline.runs.scores import Scores
 
 if TYPE_CHECKING:
   from oneshot_dp.pipeline import commands
@@ -69,7 +69,7 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
   asked, heads, receipt = plan.asked, {}, {}
   common: dict[str, Any] = {"epsilons": asked.epsilons, "delta": asked.delta}
   common |= {"paid": plan.mu2, "source": plan.source, "before": plan.before}
-  went_on_from = plan.went_on_from.get("charge")
+  parent_stated = plan.parent_stated.get("charge")
   # The charge of a private test set, if any, comes after those of the jobs.
   for (head, draw), charge in zip(plan.jobs, ids, strict=False):
     rows, options = plan.rows[head], plan.options[head]
@@ -84,7 +84,7 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
       name = f"heads/{results.head_name(*known)}" if plan.test else ""
       heads[name] = trained
       if folder is not None:
-        of = plan.train.info, plan.train.part, charge, went_on_from
+        of = plan.train.info, plan.train.part, charge, parent_stated
         receipt = write_head(folder / name, trained, *of)
   scores = None
   if plan.test and (folder or plan.test.budget):
@@ -97,7 +97,8 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
   unit = f" per {plan.train.info.unit}" * plan.train.info.has_units
   return Answer(
     text=f"{asked.out}: {trained.name} at epsilon ="
-    f" {printable(follows['epsilon'])}{unit}, delta = {printable(asked.delta)},"
+    f" {format_rounded_up(follows['epsilon'])}{unit}, delta ="
+    f" {format_rounded_up(asked.delta)},"
     f" noise multiplier {follows['noise_multiplier']:.4g}, noise:"
     f" {trained.noise_source}",
     facts={"out": asked.out, "receipt": receipt},
@@ -136,10 +137,13 @@ def _write_run(
   }
   how, together = "labels treated as public", f"seeded noise: {NOT_PRIVATE}"
   if asked.private_eval is not None:
-    how = f"noisy counts at epsilon = {printable(asked.private_eval)}"
+    how = f"noisy counts at epsilon = {format_rounded_up(asked.private_eval)}"
     how += f", {NOT_PRIVATE}" * (asked.noise_seed is not None)
   if plan.source.is_private:
-    epsilon, delta = printable(plan.epsilon), printable(asked.delta)
+    epsilon, delta = (
+      format_rounded_up(plan.epsilon),
+      format_rounded_up(asked.delta),
+    )
     together = "all private heads together: epsilon ="
     together += f" {epsilon} at delta = {delta}"
   files = {

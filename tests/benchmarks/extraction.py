@@ -17,7 +17,7 @@ import time
 import jax
 import numpy as np
 
-from oneshot_dp.configs.extract_config import ExtractConfig, SourceSettings
+from oneshot_dp.configs.extract_config import ExtractConfig, SourceConfig
 from oneshot_dp.extract.images import decode_image, resize_and_crop
 from oneshot_dp.extract.job.job import run_extraction
 from oneshot_dp.extract.job.shard import Embedder, embedder_of
@@ -33,7 +33,7 @@ def main() -> None:
   parser.add_argument("--batch-size", type=int)
   parser.add_argument("--repeats", type=int, default=3)
   asked = parser.parse_args()
-  settings = SourceSettings(location=(asked.images,), split=asked.split)
+  settings = SourceConfig(location=(asked.images,), split=asked.split)
   config = ExtractConfig(
     source=settings,
     backbone=asked.backbone,

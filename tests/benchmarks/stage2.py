@@ -25,7 +25,7 @@ from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
-from oneshot_dp.pipeline.runs.scores import data_of
+from oneshot_dp.pipeline.runs.evaluation import data_of
 
 _POOL_ROWS = 8192
 _REPEATS = 5

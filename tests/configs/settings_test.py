@@ -17,7 +17,7 @@ from oneshot_dp.configs.extract_config import (
   EXPERIMENTS,
   ExtractConfig,
   PreprocessConfig,
-  SourceSettings,
+  SourceConfig,
   load_experiment,
 )
 from oneshot_dp.configs.head_config import HeadOptions, PublicStart
@@ -67,7 +67,7 @@ def test_what_is_no_name_and_errors_without_words():
 
 
 def source(location: Any = ("x",), **settings: Any):
-  return SourceSettings(location=location, **settings)
+  return SourceConfig(location=location, **settings)
 
 
 def job(**settings: Any):

@@ -19,7 +19,7 @@ def test_what_is_listed(tmp_path):
   (tmp_path / "a" / "b" / "up").symlink_to(tmp_path / "a")
   (tmp_path / "twice").symlink_to(tmp_path / "a" / "b")
   os.mkfifo(tmp_path / "fifo")
-  listed = storage.listed(storage.store_at(tmp_path))
+  listed = storage.list_files(storage.store_at(tmp_path))
   found = {name: size for name, (size, _) in listed.items()}
   assert found.pop("twice/up/x") == 1
   assert found.pop("a/b/y") == found.pop("twice/y") == 2
@@ -67,4 +67,4 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
   assert list(tmp_path.iterdir()) == []
   (tmp_path / "file").write_text("x")  # nor is it a folder
   with refused("cannot be written", RunError):
-    storage.put_once(storage.store_at(tmp_path / "file"), "a", b"x")
+    storage.write_if_absent(storage.store_at(tmp_path / "file"), "a", b"x")

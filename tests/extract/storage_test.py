@@ -55,14 +55,14 @@ EVERYWHERE = pytest.mark.parametrize("place", ["disk", *_STORES], indirect=True)
 @EVERYWHERE
 def test_a_store_keeps_what_it_is_given(place):
   store = storage.store_at(place[0])
-  assert storage.listed(store) == {}
+  assert storage.list_files(store) == {}
   assert storage.read(store, "a/b") is None
-  assert storage.put_once(store, "a/b", b"one") == b"one"
-  assert storage.put_once(store, "a/b", b"two") == b"one"
+  assert storage.write_if_absent(store, "a/b", b"one") == b"one"
+  assert storage.write_if_absent(store, "a/b", b"two") == b"one"
   assert storage.read(store, "a/b") == b"one"
   content = os.urandom(3 << 20)
-  storage.put_once(store, "large", content)
-  assert [*(there := storage.listed(store))] == ["a/b", "large"]
+  storage.write_if_absent(store, "large", content)
+  assert [*(there := storage.list_files(store))] == ["a/b", "large"]
   size, version = storage.state(store, "large")
   assert (size, version) == there["large"] == (3 << 20, version)
   assert storage.read_range(store, "large", 5, 7) == (content[5:12], version)
@@ -81,7 +81,7 @@ def test_a_store_keeps_what_it_is_given(place):
   with refused("large.* are too many|more than"):
     storage.read(store, "large", 100)
   storage.remove(store, ["a/b", "none", "large"])
-  assert storage.listed(store) == {}
+  assert storage.list_files(store) == {}
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_a_bad_network_makes_the_same_bytes_at_the_first_try(
   store = storage.store_at(url)
   assert {
     name: hashlib.sha256(storage.read(store, name) or b"").hexdigest()
-    for name in storage.listed(store)
+    for name in storage.list_files(store)
   } == digest(tmp_path / "local")
 
 
@@ -194,15 +194,15 @@ def test_an_orphan_of_another_job_is_never_counted(
     worker.join()
     return worker.exitcode
 
-  storage.remove(store, list(storage.listed(store)))
+  storage.remove(store, list(storage.list_files(store)))
   assert begin(out, other)
   put(out, other, 0)
   assert wakes(late[0]) == 0
   # Whoever comes to it refuses it, and nothing counts it.
   with refused("is of another job, which may still run", RunError):
     put(out, other, 1)
-  assert INFO_FILE not in storage.listed(store)
-  storage.remove(store, list(storage.listed(store)))
+  assert INFO_FILE not in storage.list_files(store)
+  storage.remove(store, list(storage.list_files(store)))
   cache = run_job(out, info, "other")
   assert wakes(late[1]) == 1
   assert "is of another job" in capfd.readouterr().err

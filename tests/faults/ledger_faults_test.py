@@ -16,8 +16,8 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp.accounting import epsilon_of
-from oneshot_dp.pipeline.ledger import deliver
-from oneshot_dp.pipeline.ledger.charges import Cap, spent
+from oneshot_dp.pipeline.ledger import delivery as deliver
+from oneshot_dp.pipeline.ledger.entries import Cap, spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults import writers
 from tests.faults.harness import KILLS, everything_in

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.ledger.charges import Bill, Cap, Entry
-from oneshot_dp.pipeline.ledger.deliver import deliver_once
+from oneshot_dp.pipeline.ledger.delivery import deliver_once
+from oneshot_dp.pipeline.ledger.entries import Cap, ChargeRequest, LedgerEntry
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 COST = 0.25
@@ -41,8 +41,10 @@ def received(reader):
 
 def bill(rows=2000):
   keys = {"image": np.arange(1, rows, dtype=np.uint64)}
-  charge = Entry("charge", mu2=str(Fraction(COST)), unit="example", delta=1e-5)
-  return Bill(dataset="pets", charges=(charge,), keys=keys)
+  charge = LedgerEntry(
+    "charge", mu2=str(Fraction(COST)), unit="example", delta=1e-5
+  )
+  return ChargeRequest(dataset="pets", charges=(charge,), keys=keys)
 
 
 def charge(pipe, path, name, others=None):

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting import (
-  added_up,
   check_budget,
   check_delta,
   epsilon_of,
-  mu_squared,
+  mu_squared_from_epsilon,
   noise_multiplier,
+  sum_mu_squared,
 )
 
 
@@ -37,7 +37,10 @@ def exact_delta(epsilon, squared):
   delta=st.floats(-12, -0.5).map(lambda e: 10**e),
 )
 def test_never_to_the_wrong_side(epsilon, delta):
-  sigma, bought = noise_multiplier(epsilon, delta), mu_squared(epsilon, delta)
+  sigma, bought = (
+    noise_multiplier(epsilon, delta),
+    mu_squared_from_epsilon(epsilon, delta),
+  )
   assert 1 <= Fraction(bought) * Fraction(sigma) ** 2 <= 1 + 2**-48
   assert exact_delta(epsilon, bought) <= delta
   found = epsilon_of(bought, delta)
@@ -66,7 +69,9 @@ def test_epsilon_is_that_of_dp_accounting(sigma, delta):
   found = epsilon_of(sigma**-2, delta)
   assert found == pytest.approx(other, rel=1e-9, abs=1e-11)
   if 1e-3 < found < 1e6 and sigma < 1e5:
-    assert mu_squared(found, delta) == pytest.approx(sigma**-2, rel=1e-7)
+    assert mu_squared_from_epsilon(found, delta) == pytest.approx(
+      sigma**-2, rel=1e-7
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +79,7 @@ def test_epsilon_is_that_of_dp_accounting(sigma, delta):
 )
 def test_sums_of_mu_squared_agree_with_other_accountants(sigmas):
   delta = 1e-6
-  found = epsilon_of(added_up(sigma**-2 for sigma in sigmas), delta)
+  found = epsilon_of(sum_mu_squared(sigma**-2 for sigma in sigmas), delta)
   rdp = RdpAccountant()
   plds = [
     privacy_loss_distribution.from_gaussian_mechanism(
@@ -95,21 +100,27 @@ def test_sums_of_mu_squared_agree_with_other_accountants(sigmas):
 @hypothesis.given(st.lists(st.floats(0, 1e6), max_size=30), st.randoms())
 def test_costs_add_up_outward_in_any_order(costs, random):
   exact = sum(map(Fraction, costs), Fraction(0))
-  found = added_up(costs)
+  found = sum_mu_squared(costs)
   assert exact <= Fraction(found) <= exact * Fraction(1 + 2**-50)
   random.shuffle(costs)
-  assert added_up(iter(costs)) == found
+  assert sum_mu_squared(iter(costs)) == found
 
 
 @pytest.mark.parametrize(
   ("refused", "message"),
   [
     *(
-      (lambda e=e: mu_squared(e, 1e-6), "must be positive, and at most")
+      (
+        lambda e=e: mu_squared_from_epsilon(e, 1e-6),
+        "must be positive, and at most",
+      )
       for e in (0.0, -1.0, math.inf, -math.inf, math.nan, 1e7)
     ),
     *(
-      (lambda d=d: mu_squared(1.0, d), f"delta={d} must lie strictly")
+      (
+        lambda d=d: mu_squared_from_epsilon(1.0, d),
+        f"delta={d} must lie strictly",
+      )
       for d in (0.0, 1.0, 2.0, -1e-6, math.nan, math.inf)
     ),
     *(
@@ -117,11 +128,20 @@ def test_costs_add_up_outward_in_any_order(costs, random):
       for m in (-1.0, math.inf, math.nan)
     ),
     (lambda: epsilon_of(1.0, 0.0), "delta=0.0 must lie strictly"),
-    (lambda: mu_squared(1e-40, 1e-45), "needs so much noise that nothing"),
-    (lambda: mu_squared(1e-9, 1e-12), "needs so much noise that nothing"),
+    (
+      lambda: mu_squared_from_epsilon(1e-40, 1e-45),
+      "needs so much noise that nothing",
+    ),
+    (
+      lambda: mu_squared_from_epsilon(1e-9, 1e-12),
+      "needs so much noise that nothing",
+    ),
     (lambda: check_budget(20.5, 1e-6), "insist with --weak-privacy"),
     (lambda: check_delta(1e-3, 1000), "insist .--weak-privacy."),
-    (lambda: check_delta(1.0, 1000, insisted=True), "must lie strictly"),
+    (
+      lambda: check_delta(1.0, 1000, allow_weak_privacy=True),
+      "must lie strictly",
+    ),
   ],
 )
 def test_what_guarantees_nothing_is_refused(refused, message):
@@ -130,8 +150,8 @@ def test_what_guarantees_nothing_is_refused(refused, message):
 
 
 def test_what_is_insisted_on_is_done():
-  check_budget(20.5, 1e-6, insisted=True)
+  check_budget(20.5, 1e-6, allow_weak_privacy=True)
   check_budget(20.0, 1e-6)
-  check_delta(1e-3, 1000, insisted=True)
+  check_delta(1e-3, 1000, allow_weak_privacy=True)
   check_delta(9e-4, 1000)
   assert epsilon_of(0.0, 1e-6) == 0

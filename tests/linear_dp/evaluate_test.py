@@ -7,7 +7,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp import evaluate
-from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from oneshot_dp.linear_dp.evaluate import evaluate_heads, private_accuracies
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
@@ -193,7 +193,7 @@ EYE = LinearHead(kernel=np.eye(4, dtype=np.float32), bias=np.zeros(4, "f"))
 def test_noise_is_that_of_the_budget_and_never_more_leaves():
   x, label = clear_rows(4000)
   rows = rows_of(array_data(x, label, num_classes=4), each=True)
-  buys, source = mu_squared(1.0, 1e-5), NoiseSource(0)
+  buys, source = mu_squared_from_epsilon(1.0, 1e-5), NoiseSource(0)
   found = []
   for _ in range(200):
     sums = PrivateSums(source, buys)

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.linear_dp.hosts import ALONE, Hosts
+from oneshot_dp.linear_dp.distributed.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from tests.linear_dp.statistic_catalogue import (

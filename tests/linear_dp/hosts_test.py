@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.hosts import ALONE, Hosts
+from oneshot_dp.linear_dp.distributed.hosts import ALONE, Hosts
 from tests.linear_dp import host_worker
 from tests.linear_dp.statistic_catalogue import (
   STATISTICS,

@@ -10,7 +10,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadOptions
-from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
+from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import (
@@ -92,7 +92,7 @@ def test_charges_once_and_before_any_noise(head):
 
   epsilons = (1.0, 2.0)
   found = heads(epsilons=epsilons, head=head, source=source, charge=charge)
-  assert events[0] == (mu_squared(2.0, DELTA), source)
+  assert events[0] == (mu_squared_from_epsilon(2.0, DELTA), source)
   assert set(events[1:]) == {"noise"}
   assert all(each.receipt()["stated"]["charged"] for each in found)
   events.clear()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp import rows, statistics
-from oneshot_dp.linear_dp.data import WEIGHT, R
+from oneshot_dp.linear_dp.dataset import ROW_NORM, UNIT_WEIGHT
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
   SENSITIVITY,
@@ -114,7 +114,9 @@ def test_rows_of_zeros_add_nothing(name):
     lambda row, label, w: jnp.full((len(w), 2), jnp.nan),
     lambda row, label, w: jnp.full((len(w), 2), -jnp.inf),
     lambda row, label, w: jnp.full((len(w), 1), 1e200),
-    lambda row, label, w: jnp.ones((len(w), 1)) * WEIGHT * (w == 0)[:, None],
+    lambda row, label, w: (
+      jnp.ones((len(w), 1)) * UNIT_WEIGHT * (w == 0)[:, None]
+    ),
   ],
 )
 def test_a_left_that_is_too_long_adds_nothing(lies):
@@ -131,7 +133,7 @@ def test_a_left_is_truncated_to_integers():
   data = data_of(x, label)
   found = exact_sum(rows_of(data), half)
   row = np.asarray(next(rows_of(data).chunks()).row[0]).astype(int)
-  expected = 5 * math.floor(WEIGHT * 0.4999999) * row
+  expected = 5 * math.floor(UNIT_WEIGHT * 0.4999999) * row
   np.testing.assert_array_equal(found[0] * SENSITIVITY, expected)
 
 
@@ -142,7 +144,8 @@ def test_a_row_that_is_off_the_ball_adds_nothing(left):
   data = data_of(np.ones((3, D), np.float32), np.zeros(3, int))
   long = rows_of(data, power=power)
   made = [
-    chunk._replace(row=chunk.row.at[1, 0].set(R)) for chunk in long.chunks()
+    chunk._replace(row=chunk.row.at[1, 0].set(ROW_NORM))
+    for chunk in long.chunks()
   ]
   long.make = lambda: iter(made)
   two = data_of(np.ones((2, D), np.float32), np.zeros(2, int))
@@ -200,7 +203,7 @@ def test_int32_sums_are_carried_before_they_overflow(monkeypatch):
   row = int(np.asarray(next(rows_of(data).chunks()).row[0, 0]))
   assert n * row > 2**31
   found = STATISTICS["class sums"].exact(data)
-  assert found.tolist() == [[n * row * WEIGHT]]
+  assert found.tolist() == [[n * row * UNIT_WEIGHT]]
 
 
 def test_the_weight_follows_the_number_of_rows():
@@ -208,8 +211,8 @@ def test_the_weight_follows_the_number_of_rows():
   for n, weight in ((1, 2**20), (2**27, 2**20), (2**27 + 1, 2**19)):
     data = data_of(np.ones((1, 2), np.float32), [0], n=n)
     assert data.weight == weight
-    assert n * data.weight * R <= 2**61
+    assert n * data.weight * ROW_NORM <= 2**61
   data = data_of(np.ones((1, 2), np.float32), [0], n=10**10)
-  assert 2**60 < 10**10 * data.weight * R <= 2**61
+  assert 2**60 < 10**10 * data.weight * ROW_NORM <= 2**61
   found = exact_sum(rows_of(data, power=2), statistics.class_sums)
   assert found[0].tolist() == pytest.approx([0.5**0.5] * 2, rel=1e-3)

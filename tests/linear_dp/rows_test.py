@@ -9,7 +9,7 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp import rows as rows_module
 from oneshot_dp.linear_dp import statistics
-from oneshot_dp.linear_dp.data import Data, R, room_in_ball
+from oneshot_dp.linear_dp.dataset import ROW_NORM, PrivateDataset, room_in_ball
 from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
@@ -36,7 +36,7 @@ from tests.linear_dp.statistic_catalogue import (
   ],
 )
 def test_chunks_are_as_large_as_a_cache_holds(n, dim, classes, rows):
-  data = Data(blocks=list, n=n, feature_dim=dim, num_classes=classes)
+  data = PrivateDataset(blocks=list, n=n, feature_dim=dim, num_classes=classes)
   assert rows_module._chunk_rows(data, 1) == rows
   if n > 10**6:
     assert rows_module._chunk_rows(data, 4) == 4 * rows
@@ -114,26 +114,28 @@ def test_a_map_is_that_of_numpy(dim):
   centre, matrix = rng.normal(0, 0.3, D), rng.standard_normal((D, dim))
   z = columns_of(rows)[0][:200]
   found = columns_of(rows.mapped(centre, matrix))[0][:200]
-  c = np.rint(centre * R).astype(int)
-  a = np.rint(matrix * (R / np.linalg.norm(matrix, axis=0).max())).astype(int)
+  c = np.rint(centre * ROW_NORM).astype(int)
+  a = np.rint(
+    matrix * (ROW_NORM / np.linalg.norm(matrix, axis=0).max())
+  ).astype(int)
   y = ((z - c).astype(object) @ a.astype(object)).astype(np.float64)
   expected = y / np.linalg.norm(y, axis=1, keepdims=True) * room_in_ball(dim)
   np.testing.assert_allclose(
     found, np.where(z.any(axis=1, keepdims=True), expected, 0), atol=0.501
   )
   assert not found[7].any()
-  assert max(lengths_squared(found)) <= R**2
+  assert max(lengths_squared(found)) <= ROW_NORM**2
 
 
 def test_a_map_without_a_matrix_is_a_centre():
   x = np.array([[3.0, 4.0], [1.0, 0.0], [0.6, 0.8]], np.float32)
   rows = rows_of(array_data(x, np.zeros(3, int), num_classes=1))
   found = columns_of(rows.mapped(np.array([0.0, 0.8]), None))[0][:3]
-  expected = np.array([[1, 0], [0.78, -0.62], [1, 0]]) * R
-  np.testing.assert_allclose(found, expected, atol=R * 2e-2)
+  expected = np.array([[1, 0], [0.78, -0.62], [1, 0]]) * ROW_NORM
+  np.testing.assert_allclose(found, expected, atol=ROW_NORM * 2e-2)
   # A row that the centre meets has no direction, and adds nothing.
   z = columns_of(rows)[0][1]
-  met = columns_of(rows.mapped(z / R, None))[0][1]
+  met = columns_of(rows.mapped(z / ROW_NORM, None))[0][1]
   assert not met.any()
 
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp import statistics
-from oneshot_dp.linear_dp.data import WEIGHT, Data, R
+from oneshot_dp.linear_dp.dataset import ROW_NORM, UNIT_WEIGHT, PrivateDataset
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
 
 D, K = 6, 4
-SENSITIVITY = WEIGHT * R
+SENSITIVITY = UNIT_WEIGHT * ROW_NORM
 P_VALUE = 1e-4
 
 
 def data_of(
   embedding, label, unit=None, *, block=1000, num_classes=K, n=None, hosts=None
-) -> Data:
+) -> PrivateDataset:
   """Rows as a cache gives them, in blocks; nothing is checked here."""
   with np.errstate(over="ignore"):
     norm = np.linalg.norm(embedding.astype(np.float64), axis=1)
@@ -33,7 +33,7 @@ def data_of(
   }
   if unit is not None:
     columns["unit_id"] = np.asarray(unit, np.int64)
-  return Data(
+  return PrivateDataset(
     blocks=lambda: (
       {name: c[i : i + block] for name, c in columns.items()}
       for i in range(0, len(label), block)
@@ -91,26 +91,26 @@ class Statistic:
   maps: bool = False
   each: bool = False
 
-  def rows(self, data: Data) -> Rows:
+  def rows(self, data: PrivateDataset) -> Rows:
     rows = rows_of(data, most=self.most, power=self.power, each=self.each)
     if self.maps:
       rng = np.random.default_rng(8)
       rows = rows.mapped(rng.normal(0, 0.2, D), rng.standard_normal((D, D)))
     return rows
 
-  def release(self, sums: PrivateSums, data: Data, buys: float = 1.0):
+  def release(self, sums: PrivateSums, data: PrivateDataset, buys: float = 1.0):
     """What leaves by this door, and its noise multiplier."""
     rows = self.rows(data)
     return sums.release("it", rows, self.left, buys, *self.public)
 
-  def exact(self, data: Data) -> np.ndarray:
+  def exact(self, data: PrivateDataset) -> np.ndarray:
     """The sum in integers, without noise."""
     sums = PrivateSums(None, 0.0)
     found, sigma = self.release(sums, data)
     assert sigma == 0
     assert not sums.releases
     assert not sums.known
-    total = found * (data.weight * R)
+    total = found * (data.weight * ROW_NORM)
     assert (total % 1 == 0).all()
     assert np.abs(total).max(initial=0) < 2**53
     return total.astype(np.int64)

@@ -10,7 +10,7 @@ import scipy.special
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp import statistics
-from oneshot_dp.linear_dp.data import WEIGHT, R
+from oneshot_dp.linear_dp.dataset import ROW_NORM, UNIT_WEIGHT
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
   BIASES,
@@ -42,7 +42,7 @@ def lefts_of(name, z, label, w):
       return w[:, None]
     case "moment" | "moment of a map":
       weighed = z * w[:, None]
-      return np.sign(weighed) * (np.abs(weighed) // R)
+      return np.sign(weighed) * (np.abs(weighed) // ROW_NORM)
   raise ValueError(name)
 
 
@@ -61,7 +61,7 @@ def test_a_sum_is_that_of_numpy(name, units):
   z, labels, w = columns_of(statistic.rows(data))
   left = lefts_of(name, z, labels, w)
   if statistic.left in statistics.ONE_COLUMN:
-    z = np.full((len(z), 1), R)
+    z = np.full((len(z), 1), ROW_NORM)
   np.testing.assert_array_equal(statistic.exact(data), left.T @ z)
   if statistic.left is statistics.class_sums:  # what its scatter is to give
     of_classes = left_of(statistic.left, z, labels, w, np.arange(K))
@@ -92,7 +92,9 @@ def test_a_residual_is_that_of_float64(clip, scale, prior):
     z, label, w, integers, step, clip, 0.0 if prior is None else prior
   )
   # Logits are in steps of 2⁻¹², and r is shortened from its rounded norm.
-  np.testing.assert_allclose(found, expected, atol=WEIGHT / min(clip, 1) / 4000)
+  np.testing.assert_allclose(
+    found, expected, atol=UNIT_WEIGHT / min(clip, 1) / 4000
+  )
   norm = np.linalg.norm(np.trunc(found), axis=1)
   assert (norm <= w).all()
   clipped = np.linalg.norm(expected, axis=1) > 0.999 * w
@@ -108,8 +110,8 @@ def test_a_residual_of_few_classes_and_of_many(classes):
   integers, step = statistics.integer_kernel(rng.standard_normal((D, classes)))
   found = left_of(statistics.residual, z, label, w, integers, step, 0.5)
   expected = softmax_residual(z, label, w, integers, step, 0.5)
-  np.testing.assert_allclose(found, expected, atol=WEIGHT / 1000)
-  assert np.abs(found.sum(axis=1)).max() < WEIGHT / 1000
+  np.testing.assert_allclose(found, expected, atol=UNIT_WEIGHT / 1000)
+  assert np.abs(found.sum(axis=1)).max() < UNIT_WEIGHT / 1000
   if classes == 1:
     assert not found.any()
 
@@ -121,10 +123,10 @@ def test_weights_are_rounded_to_integers_that_float32_multiplies(longest):
   weights *= longest / np.linalg.norm(weights, axis=0).max()
   integers, step = statistics.integer_kernel(weights)
   assert (integers % 1 == 0).all()
-  assert np.linalg.norm(integers, axis=0).max() * R <= 2**24
+  assert np.linalg.norm(integers, axis=0).max() * ROW_NORM <= 2**24
   assert np.linalg.norm(integers, axis=0).max() > statistics.KERNEL / 2 - 5
   np.testing.assert_allclose(
-    integers * step * R, weights, atol=longest / statistics.KERNEL * 1.1
+    integers * step * ROW_NORM, weights, atol=longest / statistics.KERNEL * 1.1
   )
   zeros, _ = statistics.integer_kernel(np.zeros((3, 2)))
   assert not zeros.any()
@@ -137,7 +139,9 @@ def test_right_answers_are_counted():
   x, label = hostile_rows(np.random.default_rng(10), n=300)
   data = data_of(x, label)
   statistic = STATISTICS["right"]
-  found = statistic.exact(data).ravel() / (WEIGHT * R) * math.sqrt(3)
+  found = (
+    statistic.exact(data).ravel() / (UNIT_WEIGHT * ROW_NORM) * math.sqrt(3)
+  )
   z, labels, w = columns_of(rows_of(data))
   z, labels = z[w > 0], labels[w > 0]
   for count, head, bias in zip(found, HEADS, BIASES, strict=True):
@@ -156,7 +160,7 @@ def test_of_equal_logits_the_first_class_is_right():
   columns = columns_of(rows_of(data_of(x, [0, 0, 1, 3, 2])))
   found = left_of(statistics.right, *columns, *heads)[:5]
   assert (found > 0).tolist() == [[True] * 2] * 2 + [[False] * 2] * 3
-  assert (np.square(found).sum(axis=1) <= float(WEIGHT) ** 2).all()
+  assert (np.square(found).sum(axis=1) <= float(UNIT_WEIGHT) ** 2).all()
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
@@ -165,8 +169,8 @@ def test_heads_of_integers_rank_as_they_do(scale):
   head, bias = scale * rng.standard_normal((D, K)), rng.standard_normal(K)
   (integers,), (biases,) = statistics.integer_heads([head], [bias * scale])
   z = rng.standard_normal((500, D))
-  z *= R / np.linalg.norm(z, axis=1, keepdims=True)
-  theirs = (z / R) @ head + bias * scale
+  z *= ROW_NORM / np.linalg.norm(z, axis=1, keepdims=True)
+  theirs = (z / ROW_NORM) @ head + bias * scale
   sure = np.diff(np.sort(theirs, axis=1)[:, -2:])[:, 0] > 1e-2 * scale
   ours = np.rint(z) @ integers + biases
   assert sure.sum() > 400

@@ -21,7 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from oneshot_dp.linear_dp import private_sums
-from oneshot_dp.linear_dp.data import integer_rows
+from oneshot_dp.linear_dp.dataset import integer_rows
 from oneshot_dp.linear_dp.rows import Chunk
 
 # Nothing here may look for a TPU, ask a metadata server for one, or take the

@@ -12,7 +12,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadOptions, PublicStart
-from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
+from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.train import (
@@ -55,7 +55,7 @@ def test_each_head_costs_its_epsilon_and_all_the_largest(head, units):
   assert [each.epsilon for each in heads] == [0.5, 2.0, 8.0]
   for each in heads:
     assert each.epsilon is not None
-    bought = mu_squared(each.epsilon, DELTA)
+    bought = mu_squared_from_epsilon(each.epsilon, DELTA)
     assert each.mu_squared == bought
     assert spent(each.releases) <= Fraction(bought)
     assert float(spent(each.releases)) == pytest.approx(bought, rel=1e-9)
@@ -152,8 +152,12 @@ def test_a_baseline_has_no_noise_and_is_not_private(head):
   ("epsilons", "already", "message"),
   [
     ((1.0, 1.0000000000001), 0.0, "too near"),
-    ((1.0,), mu_squared(1.0, DELTA) * (1 - 1e-9), "too near"),
-    ((0.5,), mu_squared(1.0, DELTA), r"has at delta=0\.0001, 1: give a larger"),
+    ((1.0,), mu_squared_from_epsilon(1.0, DELTA) * (1 - 1e-9), "too near"),
+    (
+      (0.5,),
+      mu_squared_from_epsilon(1.0, DELTA),
+      r"has at delta=0\.0001, 1: give a larger",
+    ),
   ],
 )
 def test_what_costs_nothing_is_refused(epsilons, already, message):

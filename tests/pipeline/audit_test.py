@@ -10,15 +10,15 @@ import pytest
 
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.linear_dp import private_sums, rows
-from oneshot_dp.linear_dp.accounting import mu_squared
-from oneshot_dp.linear_dp.hosts import Hosts
+from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
+from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.pipeline import audit
 from oneshot_dp.pipeline.audit import Canaries, Claim
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.commands.audit import answer_of
-from oneshot_dp.pipeline.ledger.charges import spent
+from oneshot_dp.pipeline.ledger.entries import spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.runs.scores import data_of
+from oneshot_dp.pipeline.runs.evaluation import data_of
 from tests.pipeline.command_line import fails, succeeds
 from tests.sample_caches import write_clusters
 
@@ -66,7 +66,7 @@ def test_scores_have_the_law_of_the_claim(head, rows_each):
     axis=0,
   )
   # All of a canary is in `lamb`'s; `auto` cuts no row but some gradients.
-  assert m2.max() <= mu_squared(8.0, DELTA) * (1 + 1e-9)
+  assert m2.max() <= mu_squared_from_epsilon(8.0, DELTA) * (1 + 1e-9)
   assert m2.mean() >= (0.97 if head == "lamb" else 0.5) * m2.max()
   scores = audit.scores_of(seen, coins * 1.0)
   normal = (scores - np.where(coins, m2, -m2) / 2) / np.sqrt(m2)
@@ -205,7 +205,7 @@ def test_real_rows_are_charged_and_attacked(
   assert re.fullmatch(where, found["where"])
   assert "'private' pays" in err
   entries = Ledger(ledger_file).entries("private")
-  assert spent(entries) == mu_squared(4.0, DELTA)
+  assert spent(entries) == mu_squared_from_epsilon(4.0, DELTA)
   _, entry = entries
   assert entry.what == f"audit of {head} at epsilon 4"
   assert entry.unit == ("user" if unit else "example")
@@ -244,7 +244,9 @@ def test_made_up_rows_cost_nothing(capsys, ledger_file):
 
 
 def test_what_does_not_hold_ends_with_1(capsys, monkeypatch):
-  monkeypatch.setattr(audit, "mu_squared", lambda e, d: mu_squared(4 * e, d))
+  monkeypatch.setattr(
+    audit, "mu_squared", lambda e, d: mu_squared_from_epsilon(4 * e, d)
+  )
   words = f"audit --epsilon 1 --delta {DELTA} --head lamb"
   assert main(words.split()) == 1
   said = capsys.readouterr()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from tests.pipeline.command_line import succeeds
 from tests.pipeline.sample_heads import bill_of
 
@@ -21,8 +21,14 @@ def test_what_was_spent_of_all_data_sets(ledger, capsys):
   out, _ = succeeds(capsys, "budget")
   assert "nothing was charged" in out
   assert not ledger.path.exists()
-  charge(ledger, mu_squared(1.0, DELTA), None)
-  charge(ledger, mu_squared(2.0, DELTA), dataset="cats", unit="user", run="/b")
+  charge(ledger, mu_squared_from_epsilon(1.0, DELTA), None)
+  charge(
+    ledger,
+    mu_squared_from_epsilon(2.0, DELTA),
+    dataset="cats",
+    unit="user",
+    run="/b",
+  )
   out, _ = succeeds(capsys, "budget")
   pets, cats = out.split("\npets:\n")[1].split("\ncats:\n")
   assert "spent, all together: epsilon 1 at delta 1e-05; 2." in pets
@@ -49,7 +55,7 @@ def test_a_cap_is_set_and_what_is_left_is_said(ledger, capsys, train_cache):
   out, err = succeeds(capsys, "budget", *cap)
   assert "warning" not in err
   assert "cap: epsilon 3 at delta 1e-05; one release of epsilon 3 at" in out
-  charge(ledger, mu_squared(3.0, DELTA), dataset=name)
+  charge(ledger, mu_squared_from_epsilon(3.0, DELTA), dataset=name)
   out, _ = succeeds(capsys, "budget", "--cache", cache)
   assert "nothing is left" in out
   assert "cap set to epsilon 3" in out

@@ -6,10 +6,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.heads.head_folder import read_head
-from oneshot_dp.pipeline.ledger.charges import spent
+from oneshot_dp.pipeline.ledger.entries import spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.command_line import fails, succeeds
 from tests.sample_caches import clusters, write_clusters, write_rows
@@ -68,13 +68,15 @@ def test_private_labels_are_paid_for_and_noisy(capsys, head, hard, ledger_file):
   exact = right(head, rows).mean()
   assert found[0]["top1"] != found[1]["top1"]  # each is a release of its own
   for each in found:
-    sd = mu_squared(2.0, 1e-5) ** -0.5 / 600  # of one head: σ over n
+    sd = (
+      mu_squared_from_epsilon(2.0, 1e-5) ** -0.5 / 600
+    )  # of one head: σ over n
     assert each["accuracy_sd"] == pytest.approx(sd, rel=1e-6)
     assert abs(each["top1"] - exact) < 6 * sd
     assert each["balanced"] is None
     assert each["recall"] is None
   entries = Ledger(ledger_file).entries("tests")
-  assert spent(entries) == 2 * Fraction(mu_squared(2.0, 1e-5))
+  assert spent(entries) == 2 * Fraction(mu_squared_from_epsilon(2.0, 1e-5))
   out, _ = succeeds(capsys, *words)
   assert "noisy counts, ±" in out
   line = fails(capsys, "evaluate", head, "--cache", path)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.heads.verify import verify_head
-from oneshot_dp.pipeline.ledger.charges import spent
+from oneshot_dp.pipeline.ledger.entries import spent
 from tests.pipeline.command_line import fails, one_line, start, succeeds
 from tests.pipeline.sample_heads import heads_in, mu2_of
 from tests.sample_caches import write_clusters
@@ -25,7 +25,7 @@ class TestGoingOn:
     off = spent(ledger.entries("clusters")) - mu2_of(8.0)
     assert abs(off) <= mu2_of(8.0) / 10**9
     first, later = read_head(Path("a")), read_head(Path("b"))
-    assert later.stated["went_on_from"] == first.stated["charge"]
+    assert later.stated["parent_stated"] == first.stated["charge"]
     assert later.receipt["follows"]["epsilon"] <= 8.0
     assert verify_head(Path("b"), ledger).vouched
     releases = [
@@ -41,7 +41,9 @@ class TestGoingOn:
     words = "TRAIN --head lamb --delta 1e-6 --epsilon"
     succeeds(capsys, *place(f"{words} 1 --out a"))
     succeeds(capsys, *place(f"{words} 2 --out b --from a"))
-    assert spent(ledger.entries("clusters")) == Fraction(mu_squared(2.0, 1e-6))
+    assert spent(ledger.entries("clusters")) == Fraction(
+      mu_squared_from_epsilon(2.0, 1e-6)
+    )
 
   def test_other_rows_under_the_same_name_are_refused(
     self, capsys, place, ledger

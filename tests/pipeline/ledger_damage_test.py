@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.ledger.charges import Cap, Left
+from oneshot_dp.pipeline.ledger.entries import Cap, ReleasedHead
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults.harness import damaged_copies, odd_files
 from tests.pipeline.sample_heads import bill_of
@@ -25,7 +25,7 @@ def whole(tmp_path_factory):
   ledger = Ledger(path)
   ledger.set_cap("pets", Cap(20.0, 1e-5))
   ids = ledger.charge([bill_of(1.0)], Path("/a"), {"epsilon": 1})
-  ledger.deliver(ids, {"a" * 64: Left(ids[0], "b" * 64)})
+  ledger.deliver(ids, {"a" * 64: ReleasedHead(ids[0], "b" * 64)})
   ledger.charge(
     [bill_of(1.0, dataset="cats", keys=OTHERS)], Path("/b"), {"epsilon": 2}
   )

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.linear_dp.accounting import mu_squared
-from oneshot_dp.pipeline.ledger import charges
-from oneshot_dp.pipeline.ledger.charges import Cap, Left
+from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
+from oneshot_dp.pipeline.ledger import entries as charges
+from oneshot_dp.pipeline.ledger.entries import Cap, ReleasedHead
 from oneshot_dp.pipeline.ledger.ledger import Ledger, default_ledger
 from tests.pipeline.sample_heads import bill_of
 
@@ -65,13 +65,16 @@ def test_a_ledger_that_has_just_gone_takes_no_charge(ledger, monkeypatch):
 
 def test_a_cap_lets_out_what_it_is_for_and_not_a_bit_more(ledger, charge):
   ledger.set_cap("pets", Cap(8.0, DELTA))
-  first, most = mu_squared(1.0, DELTA), mu_squared(8.0, DELTA)
+  first, most = (
+    mu_squared_from_epsilon(1.0, DELTA),
+    mu_squared_from_epsilon(8.0, DELTA),
+  )
   charge(first)
   with pytest.raises(InputError) as refused:
     charge(most)
   said = str(refused.value).split("one release of epsilon ")[1]
   left, rest = float(said.split()[0]), Fraction(most) - Fraction(first)
-  fits, more = (mu_squared(left * by, DELTA) for by in (1, 1.0001))
+  fits, more = (mu_squared_from_epsilon(left * by, DELTA) for by in (1, 1.0001))
   assert fits <= rest < more
   with pytest.raises(InputError, match="would break the cap of 'pets'"):
     charge(rest * (1 + Fraction(1, 2**80)))
@@ -84,7 +87,7 @@ def test_a_cap_lets_out_what_it_is_for_and_not_a_bit_more(ledger, charge):
 
 def test_charges_of_one_run_are_all_or_nothing(ledger):
   ledger.set_cap("pets", Cap(1.0, DELTA))
-  cost = mu_squared(0.9, DELTA)
+  cost = mu_squared_from_epsilon(0.9, DELTA)
   both = bill(cost, dataset="cats", rows=keys(7)), bill(cost, cost)
   with pytest.raises(InputError, match="break the cap"):
     ledger.charge(both, Path("/run"), {})
@@ -172,7 +175,7 @@ def test_a_stopped_run_is_found_and_pays_nothing(ledger, charge):
 
 def test_a_charge_pays_for_one_release(ledger, charge):
   ids = charge(1.0, 2.0)
-  left = {"a" * 64: Left(ids[0], "b" * 64)}
+  left = {"a" * 64: ReleasedHead(ids[0], "b" * 64)}
   ledger.deliver(ids, left)
   for again in ids, ids[1:], [*charge(1.0), ids[0]], ["0" * 32]:
     with pytest.raises(InputError, match="pays for one release"):

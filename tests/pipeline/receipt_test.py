@@ -35,7 +35,7 @@ def heads() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     "went on": (
       trained_head(8.0, options={"balanced": True, "start_sha256": "a" * 64}),
       info,
-      {"charge": CHARGE, "went_on_from": EARLIER},
+      {"charge": CHARGE, "parent_stated": EARLIER},
     ),
   }
 

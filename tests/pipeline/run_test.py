@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp import private_sums
-from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.heads.verify import verify_head
-from oneshot_dp.pipeline.ledger.charges import spent
+from oneshot_dp.pipeline.ledger.entries import spent
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_heads import heads_in, mu2_of
 from tests.sample_caches import DIM, write_clusters, write_rows
@@ -96,7 +96,7 @@ class TestSweep:
     results = json.loads(Path("s/results.json").read_text())
     assert out.splitlines()[-2].startswith("all private heads together: epsil")
     assert sum(results["test_counts"]) == 80
-    together = mu_squared(results["epsilon"], DELTA)
+    together = mu_squared_from_epsilon(results["epsilon"], DELTA)
     assert together == pytest.approx(float(4 * mu2_of(8.0)), rel=1e-6)
     for row in results["heads"]:
       head = read_head(Path("s") / row["path"])

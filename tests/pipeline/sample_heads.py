@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from oneshot_dp.extract.cache.format import CacheInfo
-from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared
+from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead
 from oneshot_dp.pipeline.heads.receipt import card
-from oneshot_dp.pipeline.ledger.charges import Bill, Entry
+from oneshot_dp.pipeline.ledger.entries import ChargeRequest, LedgerEntry
 
 D, K = 4, 3
 
@@ -40,7 +40,7 @@ def trained_head(
   kernel = drawn.normal(size=(D, K)).astype(np.float32)
   releases, state, mu2 = (), {}, None
   if noise:
-    mu2 = mu_squared(epsilon, delta) * (1 - 1e-12)
+    mu2 = mu_squared_from_epsilon(epsilon, delta) * (1 - 1e-12)
     sigma = (mu2 / 6) ** -0.5 * (1 + 1e-13)
     releases = (
       Release("mean", (1, D), sigma),
@@ -69,7 +69,7 @@ def trained_head(
 
 def mu2_of(epsilon, delta=1e-5):
   """What a ledger is charged for it, exactly."""
-  return Fraction(mu_squared(epsilon, delta))
+  return Fraction(mu_squared_from_epsilon(epsilon, delta))
 
 
 def bill_of(*costs, dataset="pets", keys=None, **changes):
@@ -78,10 +78,10 @@ def bill_of(*costs, dataset="pets", keys=None, **changes):
   fields: dict[str, Any] = {"unit": "example", "delta": 1e-5} | changes
   exact = [None if cost is None else str(Fraction(cost)) for cost in costs]
   charges = tuple(
-    Entry("charge", what=f"charge {i}", mu2=mu2, **fields)
+    LedgerEntry("charge", what=f"charge {i}", mu2=mu2, **fields)
     for i, mu2 in enumerate(exact)
   )
-  return Bill(dataset=dataset, charges=charges, keys=keys)
+  return ChargeRequest(dataset=dataset, charges=charges, keys=keys)
 
 
 def fit(folder, **stated):

@@ -8,16 +8,16 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.read import FeatureCache
-from oneshot_dp.linear_dp.accounting import mu_squared
+from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.heads.head_folder import write_head
 from oneshot_dp.pipeline.heads.verify import earlier_head, verify_head
-from oneshot_dp.pipeline.ledger.deliver import deliver_once
+from oneshot_dp.pipeline.ledger.delivery import deliver_once
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.sample_heads import bill_of, fit, sample_info, trained_head
 
 DELTA = 1e-5
-TWO = mu_squared(2.0, DELTA)
+TWO = mu_squared_from_epsilon(2.0, DELTA)
 KEYS = {"image": np.arange(1, 301, dtype=np.uint64)}
 
 
@@ -71,7 +71,7 @@ def test_nobody_vouches_for_noiseless_weights_of_an_audit_s_charge(
   ledger, tmp_path, capsys
 ):
   """It paid for heads that never left."""
-  bill = bill_of(mu_squared(2.0, DELTA), keys=KEYS)
+  bill = bill_of(mu_squared_from_epsilon(2.0, DELTA), keys=KEYS)
   ids = ledger.charge([bill], tmp_path / "audit", {})
   forged = tmp_path / "forged"
   write_head(forged, trained_head(2.0, DELTA), sample_info(), charge=ids[0])
@@ -117,7 +117,10 @@ def test_a_damaged_head_has_faults(ledger, tmp_path, capsys, name):
 @pytest.mark.parametrize(
   "charged",
   [
-    {"mu2": Fraction(mu_squared(2.0, DELTA)) * Fraction(999_999, 1_000_000)},
+    {
+      "mu2": Fraction(mu_squared_from_epsilon(2.0, DELTA))
+      * Fraction(999_999, 1_000_000)
+    },
     {"mu2": None},
     {"unit": "patient"},
     {"dataset": "cats"},

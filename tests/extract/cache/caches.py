@@ -16,7 +16,7 @@ from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
   checked,
   encode_shard,
-  kept_shard,
+  load_existing_shard,
   put_shard,
 )
 from oneshot_dp.extract.cache.write import begin, finish, write_cache
@@ -80,7 +80,7 @@ def run_job(
 
 
 def put(out: str, job: CacheJob, index: int, seed: int = 0):
-  if kept := kept_shard(out, job, job.info.shard_name(index)):
+  if kept := load_existing_shard(out, job, job.info.shard_name(index)):
     return kept
   indices = job.info.shard_range(index)
   rows = checked(part(make_rows(job.info, seed), indices), job.info, "rows")

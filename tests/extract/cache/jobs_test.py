@@ -98,7 +98,7 @@ def test_a_file_that_goes_while_it_is_listed(tmp_path, monkeypatch):
   entries = list(os.scandir(tmp_path))
   monkeypatch.setattr(os, "scandir", lambda _: entries)
   (tmp_path / "a").unlink()
-  assert storage.listed(storage.store_at(tmp_path)).keys() == {"b"}
+  assert storage.list_files(storage.store_at(tmp_path)).keys() == {"b"}
 
 
 def test_two_jobs_cannot_both_begin(tmp_path):

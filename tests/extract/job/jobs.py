@@ -8,7 +8,7 @@ import numpy as np
 from oneshot_dp.configs.extract_config import (
   ExtractConfig,
   PreprocessConfig,
-  SourceSettings,
+  SourceConfig,
 )
 from tests.extract.sources.made import png
 
@@ -20,7 +20,7 @@ BACKBONE = f"{pathlib.Path(__file__).with_name('backbone.py')}:embed"
 def job_of(location: pathlib.Path, **changes: Any) -> ExtractConfig:
   settings = changes.pop("settings", {})
   fields: dict[str, Any] = {
-    "source": SourceSettings(location=(str(location),), **settings),
+    "source": SourceConfig(location=(str(location),), **settings),
     "backbone": BACKBONE,
     "preprocess": PreprocessConfig(image_size=8),
     "batch_size": 16,

@@ -12,7 +12,7 @@ import pytest
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.sources import archives
-from oneshot_dp.extract.sources.open_source import listing_of
+from oneshot_dp.extract.sources.open_source import serialize_source
 from tests.extract.refusals import refused
 from tests.extract.sources.made import again, arrays, opened, write_tar
 
@@ -35,9 +35,9 @@ def test_rows_are_examples(tmp_path, channels, dtype):
     for row, (label, image, _) in enumerate(source):
       np.testing.assert_array_equal(image, values["image"][row], strict=True)
       assert (type(label), label) == (int, row % 3)
-    assert source.where(3) == f"{path}[3]"
+    assert source.display_path(3) == f"{path}[3]"
   np.savez_compressed(path, **values)
-  assert listing_of(opened(path)) != listing_of(found)
+  assert serialize_source(opened(path)) != serialize_source(found)
   archives._kept.cache_clear()  # as in another process
   with refused("was changed since", RunError):
     again(found)[0]

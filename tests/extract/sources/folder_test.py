@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources.open_source import listing_of
+from oneshot_dp.extract.sources.open_source import serialize_source
 from oneshot_dp.extract.sources.source import Source
 from tests.extract.refusals import refused
 from tests.extract.sources.made import again, opened, write
@@ -37,8 +37,10 @@ def test_reads_files_undecoded_and_passes_over_others(
   for source in (found, again(found)):
     assert images(source) == [*names, "x"]
     for i in range(5):
-      assert source[i].image == pathlib.Path(source.where(i)).read_bytes()
-    assert source.where(5).endswith(r"b/\udcff.png")
+      assert (
+        source[i].image == pathlib.Path(source.display_path(i)).read_bytes()
+      )
+    assert source.display_path(5).endswith(r"b/\udcff.png")
   for index in (-1, 6):
     with pytest.raises(IndexError, match=f"{index} is not in"):
       found[index]
@@ -131,15 +133,15 @@ def test_not_a_folder_of_classes(tmp_path, paths, flags, message):
 def test_a_photograph_that_came_went_or_changed_is_another_job(tmp_path):
   write(tmp_path, "a/1.png", "b/2.png")
   first = opened(tmp_path)
-  assert listing_of(opened(tmp_path)) == listing_of(first)
+  assert serialize_source(opened(tmp_path)) == serialize_source(first)
   write(tmp_path, "a/3.png")
   came = opened(tmp_path)
-  assert listing_of(came) != listing_of(first)
+  assert serialize_source(came) != serialize_source(first)
   (tmp_path / "a/3.png").unlink()
-  assert listing_of(opened(tmp_path)) == listing_of(first)
+  assert serialize_source(opened(tmp_path)) == serialize_source(first)
   (tmp_path / "a/1.png").write_bytes(b"a/9.png")  # of the same size
   os.utime(tmp_path / "a/1.png", ns=(5, 5))
-  assert listing_of(opened(tmp_path)) != listing_of(first)
+  assert serialize_source(opened(tmp_path)) != serialize_source(first)
   for source, index in ((came, 1), (first, 0), (again(came), 0)):
     with refused("was there when the files were listed, and cannot", RunError):
       source[index]

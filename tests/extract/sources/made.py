@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet
 from PIL import Image
 
-from oneshot_dp.configs.extract_config import SourceSettings
+from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources import open_source as sources
 
 
 def again(source: Any) -> Any:
   """What a worker makes of it, who has no more than its listing."""
-  return sources.reopened(sources.listing_of(source))
+  return sources.deserialize_source(sources.serialize_source(source))
 
 
 def opened(*location: Any, **settings: Any) -> Any:
   words = tuple(map(str, location))
-  return sources.open_source(SourceSettings(location=words, **settings))
+  return sources.open_source(SourceConfig(location=words, **settings))
 
 
 def png(value: Any = 0) -> bytes:

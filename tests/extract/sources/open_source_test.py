@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources.open_source import listing_of, unlabelled
+from oneshot_dp.extract.sources.open_source import serialize_source, unlabelled
 from tests.extract import object_server
 from tests.extract.refusals import refused
 from tests.extract.sources.made import (
@@ -54,7 +54,7 @@ def test_a_url_is_read_as_the_files_are(tmp_path, upload, scheme, kind):
   here = opened(root, **NAMES)
   there = opened(f"{scheme}://{object_server.BUCKET}/pets", **NAMES)
   assert (there.name, there.split) == (here.name, here.split)
-  assert there.where(0).startswith(f"{scheme}://")
+  assert there.display_path(0).startswith(f"{scheme}://")
   for source in (there, again(there)):
     assert len(source) == len(here) > 1
     for one, other in zip(source, here, strict=True):
@@ -73,8 +73,10 @@ def test_another_object_of_the_same_size_is_another(tmp_path, upload, kind):
     return opened(URL, **NAMES)
 
   before = source(b"ab")
-  listed = listing_of(before)
-  assert listing_of(source(b"ab")) == listed != listing_of(source(b"ac"))
+  listed = serialize_source(before)
+  assert (
+    serialize_source(source(b"ab")) == listed != serialize_source(source(b"ac"))
+  )
   with refused("changed", RunError):
     before[0]
 
@@ -106,7 +108,7 @@ def test_images_without_labels_are_in_the_order_given(tmp_path, upload):
   write(tmp_path, "g/a\x1b[2J.png")
   found = unlabelled([str(tmp_path / "g")])
   assert found.name_of(0).endswith("a\x1b[2J.png")
-  assert found.where(0).endswith(r"a\x1b[2J.png")
+  assert found.display_path(0).endswith(r"a\x1b[2J.png")
   (tmp_path / "g/a\x1b[2J.png").unlink()
   with refused(r"a\\x1b\[2J.png' was there", RunError):
     found[0]

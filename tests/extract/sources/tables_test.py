@@ -15,7 +15,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.sources import parquet
-from oneshot_dp.extract.sources.open_source import listing_of
+from oneshot_dp.extract.sources.open_source import serialize_source
 from tests.extract.refusals import refused
 from tests.extract.sources.made import again, opened, write_table
 
@@ -53,7 +53,7 @@ def test_every_row_once_in_order(tmp_path, kind):
   ]
   expected = [*zip(LABELS, IMAGES, owners, strict=True)]
   assert [*source] == [*again(source)] == expected
-  assert re.fullmatch(rf"{tmp_path}.*\[0\]", source.where(31))
+  assert re.fullmatch(rf"{tmp_path}.*\[0\]", source.display_path(31))
   with pytest.raises(IndexError):
     source[N]
   indices = [i * 37 % N for i in range(300)]
@@ -214,7 +214,7 @@ def test_workers_read_what_was_listed(tmp_path, kind, change):
   path.write_bytes(data[:length])
   os.utime(path, (0, 0))
   if change == "other":
-    assert listing_of(of(path, kind)) != listing_of(source)
+    assert serialize_source(of(path, kind)) != serialize_source(source)
   elif change == "gone":
     path.unlink()
   else:

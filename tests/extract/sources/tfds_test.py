@@ -14,7 +14,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources.open_source import listing_of
+from oneshot_dp.extract.sources.open_source import serialize_source
 from tests.extract.refusals import refused
 from tests.extract.sources.made import again, opened, png
 
@@ -107,11 +107,11 @@ def test_reads_file_bytes_and_labels_of_each_split(data_dir):
       with concurrent.futures.ThreadPoolExecutor(8) as pool:
         read = [*pool.map(source.__getitem__, indices)]
       assert read == [expected[i] for i in indices]
-      assert source.where(5) == f"oneshot_pets/plain/{split}[5]"
+      assert source.display_path(5) == f"oneshot_pets/plain/{split}[5]"
     for index in (-1, len(rows)):
       with pytest.raises(IndexError, match=f"{index} is not in"):
         found[index]
-  assert listing_of(pets(data_dir)) == listing_of(pets(data_dir))
+  assert serialize_source(pets(data_dir)) == serialize_source(pets(data_dir))
   for split, said in (
     (None, "give --split, one of 'test', 'train'"),
     ("train[:10]", "is none of 'test', 'train'"),
@@ -125,14 +125,15 @@ def test_reads_file_bytes_and_labels_of_each_split(data_dir):
 def test_prepared_once_it_needs_no_code(copied, tmp_path):
   """Another process, without our builder or TensorFlow, reads the same."""
   listing = tmp_path / "listing"
-  listing.write_bytes(listing_of(pets(tmp_path)))
+  listing.write_bytes(serialize_source(pets(tmp_path)))
   script = """
 import pathlib, sys
-from oneshot_dp.configs.extract_config import SourceSettings
-from oneshot_dp.extract.sources.open_source import open_source, reopened
+from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.extract.sources.open_source import deserialize_source
+from oneshot_dp.extract.sources.open_source import open_source
 folder, listing = map(pathlib.Path, sys.argv[1:])
-place = SourceSettings(location=(f"tfds:{folder}",), split="train")
-for found in (open_source(place), reopened(listing.read_bytes())):
+place = SourceConfig(location=(f"tfds:{folder}",), split="train")
+for found in (open_source(place), deserialize_source(listing.read_bytes())):
   print(len(found), found.name, found[7].label)
 assert "tensorflow" not in sys.modules
 """

@@ -21,7 +21,7 @@ from oneshot_dp.linear_dp.heads.auto import (
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import R, rows_of
+from oneshot_dp.linear_dp.rows import ROW_NORM, rows_of
 
 K, D = 4, 10
 CENTRES = np.random.default_rng(0).standard_normal((K, D))
@@ -61,7 +61,7 @@ def watched(rows, buys, **options):
 def kernel_of(public):
   """The kernel that a gradient was asked at."""
   ints, step = public[:2]
-  return ints * step * R
+  return ints * step * ROW_NORM
 
 
 def in_numpy(x, y, steps=STEPS, clip=0.03):

@@ -23,7 +23,7 @@ from oneshot_dp.linear_dp.statistics import class_sums
 from tests.linear_dp.heads import reference
 
 N, D, K = 257, 12, 5
-SENSITIVITY = reference.WEIGHT * reference.R
+SENSITIVITY = reference.UNIT_WEIGHT * reference.R
 
 
 def rows_of_lengths(n=N, d=D, num_classes=K, seed=0):

@@ -7,13 +7,13 @@ import math
 
 import numpy as np
 
-R, WEIGHT = 2**14, 2**20
+R, UNIT_WEIGHT = 2**14, 2**20
 
 
 def class_sums(
   x: np.ndarray, y: np.ndarray, num_classes: int, clip_norm: float, b0: float
 ) -> np.ndarray:
-  """S [K, d]: WEIGHT times the sum of each class's rows, on the grid."""
+  """S [K, d]: UNIT_WEIGHT times the sum of each class's rows, on the grid."""
   most = residual_norm(num_classes, b0) / clip_norm
   sums = np.zeros((num_classes, x.shape[1]), object)
   for row, label in zip(x.astype(np.float32), y, strict=True):
@@ -22,7 +22,7 @@ def class_sums(
     room = sure - math.sqrt(len(row)) / 2 - 1
     # In steps of C/(R·‖r‖), and clipped a little early.
     scale = np.float32(min(room / norm, R * most) if norm else 0)
-    sums[label] += [WEIGHT * round(float(value * scale)) for value in row]
+    sums[label] += [UNIT_WEIGHT * round(float(value * scale)) for value in row]
   return sums
 
 
@@ -36,7 +36,7 @@ def gradient(
   sums: np.ndarray, n: int, clip_norm: float, b0: float
 ) -> np.ndarray:
   """The mean clipped gradient [K, d] = (p0·1 ⊗ T − S)/n, in its own units."""
-  s = sums.astype(np.float64) / (WEIGHT * R)  # of sensitivity 1
+  s = sums.astype(np.float64) / (UNIT_WEIGHT * R)  # of sensitivity 1
   p0 = 1 / (1 + math.exp(-b0))
   return (p0 * s.sum(axis=0) - s) * clip_norm / residual_norm(len(s), b0) / n
 

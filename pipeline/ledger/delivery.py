@@ -24,7 +24,11 @@ from typing import Any
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.files import disk_errors, sync
 from oneshot_dp.extract.storage import is_url
-from oneshot_dp.pipeline.ledger.charges import Bill, Left, sha256
+from oneshot_dp.pipeline.ledger.entries import (
+  ChargeRequest,
+  ReleasedHead,
+  sha256,
+)
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 WEIGHTS_FILE, RECEIPT_FILE = "head.safetensors", "receipt.json"
@@ -34,7 +38,7 @@ WEIGHTS_FILE, RECEIPT_FILE = "head.safetensors", "receipt.json"
 def deliver_once(
   out: Path,
   ledger: Ledger,
-  bills: Sequence[Bill],
+  bills: Sequence[ChargeRequest],
   *,
   asked: Mapping[str, Any],
   room: int = 1,
@@ -136,14 +140,16 @@ def _locked(work: Path, out: Path) -> int:
         return os.dup(file.fileno())
 
 
-def _heads_in(folder: Path) -> dict[str, Left]:
+def _heads_in(folder: Path) -> dict[str, ReleasedHead]:
   """The heads in a folder, as the ledger knows them."""
   found = {}
   for weights in sorted(folder.rglob(WEIGHTS_FILE)):
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
       receipt = weights.with_name(RECEIPT_FILE).read_bytes()
       charge = json.loads(receipt)["stated"]["charge"]
-      found[sha256(weights.read_bytes())] = Left(charge, sha256(receipt))
+      found[sha256(weights.read_bytes())] = ReleasedHead(
+        charge, sha256(receipt)
+      )
   return found
 
 

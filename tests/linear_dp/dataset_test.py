@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.data import WEIGHT, R, room_in_ball, within_ball
+from oneshot_dp.linear_dp.dataset import (
+  ROW_NORM,
+  UNIT_WEIGHT,
+  room_in_ball,
+  within_ball,
+)
 from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
@@ -33,12 +38,12 @@ def test_rows_are_rounded_to_the_grid(dtype, most):
   wide = x.astype(dtype).astype(np.float64)
   norm = np.linalg.norm(wide, axis=1)
   with np.errstate(divide="ignore"):
-    scale = np.minimum(room_in_ball(D) / norm, R * most)
+    scale = np.minimum(room_in_ball(D) / norm, ROW_NORM * most)
   expected = wide * np.where(norm > 0, scale, 0)[:, None]
   np.testing.assert_allclose(z, expected, atol=0.51)
   np.testing.assert_array_equal(labels, label)
-  np.testing.assert_array_equal(weight, np.where(z.any(axis=1), WEIGHT, 0))
-  assert max(lengths_squared(z)) <= R**2
+  np.testing.assert_array_equal(weight, np.where(z.any(axis=1), UNIT_WEIGHT, 0))
+  assert max(lengths_squared(z)) <= ROW_NORM**2
 
 
 @pytest.mark.parametrize("dim", [1, 2, 7, 192, 1280, 16384])
@@ -52,8 +57,8 @@ def test_no_honest_row_leaves_the_ball_and_each_comes_to_its_edge(dim):
   data = array_data(x, np.zeros(16, int), num_classes=1)
   z, _, _ = columns_of(rows_of(data))
   squares = lengths_squared(z[:16])
-  assert max(squares) <= R**2
-  assert min(squares) > (R - math.sqrt(dim) - 2.5) ** 2
+  assert max(squares) <= ROW_NORM**2
+  assert min(squares) > (ROW_NORM - math.sqrt(dim) - 2.5) ** 2
 
 
 @pytest.mark.parametrize("dim", [1, 3, 200, 5000])
@@ -61,15 +66,15 @@ def test_the_check_of_the_ball_is_on_the_safe_side(dim):
   """Rows just inside and just outside: none outside passes."""
   rng = np.random.default_rng(dim)
   z = rng.standard_normal((400, dim))
-  z *= (R * (1 + rng.uniform(-2e-3, 2e-3, 400)) / np.linalg.norm(z, axis=1))[
-    :, None
-  ]
+  z *= (
+    ROW_NORM * (1 + rng.uniform(-2e-3, 2e-3, 400)) / np.linalg.norm(z, axis=1)
+  )[:, None]
   z = np.rint(z)
   z[0] = 0
   z[1] = np.eye(dim)[min(dim - 1, 1)]  # just outside: float32 cannot tell
-  z[1, 0] += R
+  z[1, 0] += ROW_NORM
   fine, is_row = map(np.asarray, within_ball(jax.numpy.asarray(z, np.float32)))
-  inside = np.array([s <= R**2 for s in lengths_squared(z.astype(int))])
+  inside = np.array([s <= ROW_NORM**2 for s in lengths_squared(z.astype(int))])
   assert not (fine & ~inside).any()
   assert fine[np.linalg.norm(z, axis=1) < room_in_ball(dim) + 1].all()
   assert is_row.tolist() == [False, *[True] * 399]
@@ -106,7 +111,9 @@ def test_a_norm_that_is_too_small_is_refused_and_one_too_large_counts_less():
   with pytest.raises(InputError, match="longer than embedding_norm says"):
     columns_of(with_norm(2.4))
   z, _, _ = columns_of(with_norm(24.5))
-  assert math.sqrt(lengths_squared(z)[0]) == pytest.approx(R / 10, rel=1e-2)
+  assert math.sqrt(lengths_squared(z)[0]) == pytest.approx(
+    ROW_NORM / 10, rel=1e-2
+  )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +144,7 @@ def test_rows_that_are_not_as_is_said_are_refused(
 def test_more_rows_than_int64_was_measured_for_are_refused(monkeypatch):
   data = data_of(np.ones((30, D), np.float32), np.zeros(30), n=4)
   columns_of(rows_of(data))  # of a part: n is a mean
-  monkeypatch.setattr("oneshot_dp.linear_dp.data.WEIGHT", 16)
+  monkeypatch.setattr("oneshot_dp.linear_dp.dataset.UNIT_WEIGHT", 16)
   with pytest.raises(InputError, match="many more than 4 are there"):
     columns_of(rows_of(data))
   for n in (0, -1, 10**10 + 1):
@@ -159,10 +166,12 @@ def oracle_of_units(z, label, unit, power):
     for c, of_class in classes.items():
       total = [sum(column) for column in zip(*of_class, strict=True)]
       if power == 1:
-        weight = math.floor(Fraction(WEIGHT * sizes[c], sum(sizes.values())))
+        weight = math.floor(
+          Fraction(UNIT_WEIGHT * sizes[c], sum(sizes.values()))
+        )
       else:
         squares = sum(k * k for k in sizes.values())
-        weight = math.isqrt((WEIGHT * sizes[c]) ** 2 // squares)
+        weight = math.isqrt((UNIT_WEIGHT * sizes[c]) ** 2 // squares)
       found[u, c] = total, sizes[c], weight
   return found
 
@@ -191,9 +200,9 @@ def test_units_are_mean_rows_at_exact_weights(power, most):
       np.testing.assert_array_equal(z[i], np.trunc(mean))
   for u in {u for u, _ in oracle}:
     weights = [oracle[key][2] for key in oracle if key[0] == u]
-    assert sum(w**power for w in weights) <= WEIGHT**power
-    assert sum(w**power for w in weights) >= (WEIGHT - 8) ** power
-  assert max(lengths_squared(z)) <= R**2
+    assert sum(w**power for w in weights) <= UNIT_WEIGHT**power
+    assert sum(w**power for w in weights) >= (UNIT_WEIGHT - 8) ** power
+  assert max(lengths_squared(z)) <= ROW_NORM**2
 
 
 def test_opposite_rows_cancel_and_weigh_nothing():
@@ -201,7 +210,7 @@ def test_opposite_rows_cancel_and_weigh_nothing():
   data = data_of(x, [0, 0, 1], [5, 5, 5], num_classes=2)
   z, label, weight = columns_of(rows_of(data))
   assert not z[0].any()
-  assert (label[1], weight[0], weight[1]) == (1, 0, WEIGHT // 3)
+  assert (label[1], weight[0], weight[1]) == (1, 0, UNIT_WEIGHT // 3)
 
 
 def test_a_unit_of_many_rows_of_one_class_is_as_long_as_one_row():
@@ -211,4 +220,4 @@ def test_a_unit_of_many_rows_of_one_class_is_as_long_as_one_row():
   z, _, weight = columns_of(rows_of(data))
   room = room_in_ball(3)
   np.testing.assert_allclose(z[0], [0.6 * room, 0.8 * room, 0], atol=0.51)
-  assert weight.tolist() == [WEIGHT, *[0] * (len(weight) - 1)]
+  assert weight.tolist() == [UNIT_WEIGHT, *[0] * (len(weight) - 1)]

@@ -18,7 +18,7 @@ from typing import Literal
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.keys import keys_of
 from oneshot_dp.extract.cache.read import FeatureCache
-from oneshot_dp.pipeline.ledger.charges import Keys, in_both
+from oneshot_dp.pipeline.ledger.entries import Keys, in_both
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 Role = Literal["private", "public"]
@@ -27,7 +27,7 @@ _FEW = 100
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Cast:
+class CacheRole:
   """A cache in its role; `flag` is what named it."""
 
   cache: FeatureCache
@@ -44,7 +44,7 @@ class Cast:
 
 
 def check_roles(
-  casts: Sequence[Cast], ledger: Ledger, *, allow_duplicates: bool = False
+  casts: Sequence[CacheRole], ledger: Ledger, *, allow_duplicates: bool = False
 ) -> list[str]:
   """Refuses a row in two roles; returns notes about what goes on.
 
@@ -82,7 +82,7 @@ def check_roles(
 
 
 def check_same_kind(
-  one: object, kind: tuple[str, Sequence[str]], other: Cast
+  one: object, kind: tuple[str, Sequence[str]], other: CacheRole
 ) -> None:
   """Refuses another backbone's fingerprint or other classes than `one` has."""
   info = other.cache.info
@@ -91,14 +91,14 @@ def check_same_kind(
       f"{one} and {other} are of two backbones: extract both with the same"
       " backbone, weights, layer and preprocessing."
     )
-  if said := classes_differ(kind[1], info.class_names):
+  if said := describe_class_difference(kind[1], info.class_names):
     raise InputError(
       f"{one} and {other} have other classes, or in another order: {said};"
       " make one of them again with the other's --class-names."
     )
 
 
-def classes_differ(one: Sequence[str], other: Sequence[str]) -> str:
+def describe_class_difference(one: Sequence[str], other: Sequence[str]) -> str:
   """Where two lists of class names differ, in words; "" if nowhere."""
   if len(one) != len(other):
     return f"{len(one)} of them and {len(other)}"
@@ -109,7 +109,7 @@ def classes_differ(one: Sequence[str], other: Sequence[str]) -> str:
 
 
 def _judge(
-  public: Cast, insisted: bool, rows: int, units: int, whose: str
+  public: CacheRole, insisted: bool, rows: int, units: int, whose: str
 ) -> list[str]:
   """Refuses what is shared, or says that it goes on."""
   # Of different rows: many copies of one private row are one in one.

@@ -50,20 +50,22 @@ class Cap(NamedTuple):
 
   @property
   def mu2(self) -> Fraction:
-    return Fraction(accounting.mu_squared(*self))
+    return Fraction(accounting.mu_squared_from_epsilon(*self))
 
   def __str__(self) -> str:
-    return "epsilon {} at delta {}".format(*map(accounting.printable, self))
+    return "epsilon {} at delta {}".format(
+      *map(accounting.format_rounded_up, self)
+    )
 
 
-class Left(NamedTuple):
+class ReleasedHead(NamedTuple):
   """What paid for a head that left, and the SHA-256 of its receipt's bytes."""
 
   charge: str
   receipt_sha256: str
 
 
-class Entry(
+class LedgerEntry(
   msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 ):
   """A row of a ledger. PRIVATE are `asked` and the keys of rows."""
@@ -81,17 +83,19 @@ class Entry(
   asked: dict[str, Any] = {}
   epsilon: float = 0.0  # of a cap
   charges: tuple[str, ...] = ()  # for which something left
-  heads: dict[str, Left] = {}  # that left, by the SHA-256 of their weights
+  heads: dict[
+    str, ReleasedHead
+  ] = {}  # that left, by the SHA-256 of their weights
   of: str = ""  # which keys of rows lie beside it
   keys_sha256: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Bill:
+class ChargeRequest:
   """Charges for the rows of one data set, whose keys are private."""
 
   dataset: str
-  charges: tuple[Entry, ...]
+  charges: tuple[LedgerEntry, ...]
   keys: Keys
 
 
@@ -100,12 +104,12 @@ class Entries:
 
   def __init__(self, path: Path, db: sqlite3.Connection):
     self._path, self._db, self._digest = path, db, _FIRST
-    self.all: list[Entry] = []
+    self.all: list[LedgerEntry] = []
     query = "SELECT seq, body, digest FROM entry ORDER BY seq"
     for seq, body, digest in db.execute(query):
       self._digest = sha256(f"{self._digest}\n{body}".encode())
       try:
-        self.all.append(msgspec.json.decode(body, type=Entry))
+        self.all.append(msgspec.json.decode(body, type=LedgerEntry))
       except (msgspec.MsgspecError, RecursionError, TypeError, ValueError):
         seq = -1
       if (seq, digest) != (len(self.all), self._digest):
@@ -114,7 +118,7 @@ class Entries:
     if last != [(len(self.all), self._digest)]:
       raise damaged(path, "entries at its end are missing")
 
-  def of(self, kind: str, dataset: str | None = None) -> list[Entry]:
+  def of(self, kind: str, dataset: str | None = None) -> list[LedgerEntry]:
     """Those of a kind, and of a data set."""
     of_kind = [each for each in self.all if each.kind == kind]
     return [e for e in of_kind if dataset in (None, e.dataset)]
@@ -131,7 +135,7 @@ class Entries:
         found.append(np.frombuffer(blob, "<u8").astype(np.uint64, copy=False))
     return np.concatenate(found)
 
-  def add(self, entry: Entry, keys: Any = None) -> None:
+  def add(self, entry: LedgerEntry, keys: Any = None) -> None:
     """Adds one, as of now; `keys` of rows, in an array, beside it."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     blob = None if keys is None else keys.astype("<u8").tobytes()
@@ -233,26 +237,28 @@ def in_both(
   return max((len(np.intersect1d(a, b, True)) for a, b in found), default=0)
 
 
-def spent(entries: Iterable[Entry]) -> Fraction:
+def spent(entries: Iterable[LedgerEntry]) -> Fraction:
   """Σμ² of charges, exactly; what is NOT PRIVATE aside."""
   return sum((Fraction(each.mu2 or 0) for each in entries), Fraction(0))
 
 
-def cap_of(entries: Iterable[Entry]) -> Cap | None:
+def cap_of(entries: Iterable[LedgerEntry]) -> Cap | None:
   """The cap that holds, of the entries of one data set."""
   caps = [Cap(e.epsilon, e.delta or 0.0) for e in entries if e.kind == "cap"]
   return caps[-1] if caps else None
 
 
-def left_of(cap: Cap, mu2: Fraction) -> tuple[float, str]:
+def remaining_epsilon(cap: Cap, mu2: Fraction) -> tuple[float, str]:
   """The largest ε, in five digits, that fits after μ², or 0; and in words."""
   left, down = cap.mu2 - mu2, decimal.Context(5, decimal.ROUND_FLOOR)
   # A little more, for roundings; what is then too much is found by asking.
   most = accounting.epsilon_of(max(0.0, float(left)), cap.delta) * (1 + 1e-8)
   epsilon = down.create_decimal(most)
   while epsilon >= _LEAST_EPSILON:
-    if accounting.mu_squared(float(epsilon), cap.delta) <= left:
-      one = f"{float(epsilon):g} at delta {accounting.printable(cap.delta)}"
+    if accounting.mu_squared_from_epsilon(float(epsilon), cap.delta) <= left:
+      one = (
+        f"{float(epsilon):g} at delta {accounting.format_rounded_up(cap.delta)}"
+      )
       return float(epsilon), f"one release of epsilon {one} is left"
     epsilon = down.next_minus(epsilon)
   return 0.0, "nothing is left"

@@ -10,21 +10,28 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.linear_dp import accounting
-from oneshot_dp.linear_dp.accounting import mu_squared, printable
+from oneshot_dp.linear_dp.accounting import (
+  format_rounded_up,
+  mu_squared_from_epsilon,
+)
+from oneshot_dp.linear_dp.distributed.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.evaluate import (
   Accuracy,
   evaluate_heads,
   private_accuracies,
 )
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
-from oneshot_dp.linear_dp.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import Data, rows_of
+from oneshot_dp.linear_dp.rows import PrivateDataset, rows_of
 from oneshot_dp.pipeline.heads.head_folder import read_head
-from oneshot_dp.pipeline.ledger.charges import Bill, Entry
+from oneshot_dp.pipeline.ledger.entries import ChargeRequest, LedgerEntry
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.runs.roles import Cast, check_roles, check_same_kind
+from oneshot_dp.pipeline.runs.cache_roles import (
+  CacheRole,
+  check_roles,
+  check_same_kind,
+)
 
 if TYPE_CHECKING:
   from oneshot_dp.pipeline.commands import evaluate, sweep
@@ -33,11 +40,11 @@ Scores = tuple[Sequence[Accuracy], dict[str, Any]]
 """Accuracies, one per head, and what is to be said of them, as JSON."""
 
 
-def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> Data:
+def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> PrivateDataset:
   """A cache's rows, as sums read them."""
   info = cache.info
   shards = hosts.own_shards(info.num_shards, info.has_units)
-  return Data(
+  return PrivateDataset(
     blocks=lambda: cache.blocks(shards),
     n=cache.n,
     feature_dim=info.feature_dim,
@@ -68,32 +75,36 @@ class EvalRows:
   ):
     epsilon, delta = asked.private_eval, asked.delta
     self.source, self.budget = source, None
-    self.cast = Cast(cache, "public" if epsilon is None else "private", flag)
+    self.cast = CacheRole(
+      cache, "public" if epsilon is None else "private", flag
+    )
     self._rows = rows_of(data_of(cache, hosts), each=True)
     if epsilon is not None:
       if delta is None:
         raise InputError("--private-eval needs --delta, too.")
       insisted, flag = asked.weak_privacy, "--private-eval"
-      accounting.check_budget(epsilon, delta, insisted=insisted, flag=flag)
-      accounting.check_delta(delta, cache.n, insisted=insisted)
+      accounting.check_budget(
+        epsilon, delta, allow_weak_privacy=insisted, flag=flag
+      )
+      accounting.check_delta(delta, cache.n, allow_weak_privacy=insisted)
       self.budget = epsilon, delta
     self._rows.read()
 
-  def bills(self) -> list[Bill]:
+  def bills(self) -> list[ChargeRequest]:
     """What the counts cost, of all heads together."""
     if self.budget is None:
       return []
     info = self.cast.cache.info
-    paid = str(Fraction(mu_squared(*self.budget)))
-    charge = Entry(
+    paid = str(Fraction(mu_squared_from_epsilon(*self.budget)))
+    charge = LedgerEntry(
       "charge",
-      what=f"accuracies at epsilon {printable(self.budget[0])}",
+      what=f"accuracies at epsilon {format_rounded_up(self.budget[0])}",
       mu2=paid if self.source.is_private else None,
       unit=info.unit,
       delta=self.budget[1],
     )
     keys = self.cast.keys
-    return [Bill(dataset=info.dataset, charges=(charge,), keys=keys)]
+    return [ChargeRequest(dataset=info.dataset, charges=(charge,), keys=keys)]
 
   def scores(self, heads: Sequence[LinearHead]) -> Scores:
     """Scores them; noisy counts are to be charged before.
@@ -107,7 +118,7 @@ class EvalRows:
       found = evaluate_heads(heads, self.cast.cache.blocks())
       n, counts = found[0].num_examples, found[0].class_rows
       return found, said | {"num_examples": n, "class_rows": counts}
-    buys = mu_squared(*self.budget)
+    buys = mu_squared_from_epsilon(*self.budget)
     sums, counted = PrivateSums(self.source, buys), not part.is_whole
     found = private_accuracies(sums, self._rows, heads, buys, counted)
     n, sigma = found[0].num_examples, sums.releases[-1].noise_multiplier

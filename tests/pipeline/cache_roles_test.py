@@ -9,18 +9,22 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache import write
-from oneshot_dp.pipeline.runs.roles import Cast, check_roles, classes_differ
+from oneshot_dp.pipeline.runs.cache_roles import (
+  CacheRole,
+  check_roles,
+  describe_class_difference,
+)
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_heads import bill_of
 from tests.sample_caches import clusters, write_clusters, write_rows
 
 
 def private(cache):
-  return Cast(cache, "private", "--cache")
+  return CacheRole(cache, "private", "--cache")
 
 
 def public(cache):
-  return Cast(cache, "public", "--eval-cache")
+  return CacheRole(cache, "public", "--eval-cache")
 
 
 def charge(ledger, cache):
@@ -87,9 +91,9 @@ def test_units(tmp_path, ledger, first, by):
 
 
 def test_differences_of_class_names_in_words():
-  assert classes_differ(["a"], ["a"]) == ""
-  assert classes_differ(["a"], ["a", "b"]) == "1 of them and 2"
-  assert classes_differ("abcde", "edcba").endswith("and 1 more")
+  assert describe_class_difference(["a"], ["a"]) == ""
+  assert describe_class_difference(["a"], ["a", "b"]) == "1 of them and 2"
+  assert describe_class_difference("abcde", "edcba").endswith("and 1 more")
 
 
 def test_a_cast_shows_no_keys(train_cache):

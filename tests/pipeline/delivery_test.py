@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.ledger import deliver
-from oneshot_dp.pipeline.ledger.charges import spent
-from oneshot_dp.pipeline.ledger.deliver import deliver_once
+from oneshot_dp.pipeline.ledger import delivery as deliver
+from oneshot_dp.pipeline.ledger.delivery import deliver_once
+from oneshot_dp.pipeline.ledger.entries import spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.sample_heads import bill_of
 

@@ -25,11 +25,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Float64, Int16, Int64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.hosts import ALONE, Hosts
+from oneshot_dp.linear_dp.distributed.hosts import ALONE, Hosts
 
-R = 2**14
+ROW_NORM = 2**14
 """Norm of the longest row: it fits int16, and a float16 is no finer."""
-WEIGHT = 2**20
+UNIT_WEIGHT = 2**20
 """W: what a privacy unit weighs, where n leaves room for it in int64."""
 _MOST_ROWS, _UNITS_AT_ONCE = 10**10, 2**15
 
@@ -39,7 +39,7 @@ privacy unit may have many rows, unit_id [r]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Data:
+class PrivateDataset:
   """Private rows, and what is public of them.
 
   Attributes:
@@ -72,7 +72,7 @@ class Data:
   @property
   def weight(self) -> int:
     """W: a power of two, so small that n·W·R is at most 2⁶¹."""
-    return min(WEIGHT, 2**47 >> (self.n - 1).bit_length())
+    return min(UNIT_WEIGHT, 2**47 >> (self.n - 1).bit_length())
 
   def checked_blocks(self) -> Iterator[Block]:
     """The blocks of a pass, and whether a row came twice in it.
@@ -97,7 +97,7 @@ class Data:
     twice = np.append(ids[1:] == ids[:-1], False)
     if twice.any():
       self.refuse(ids, twice, "it comes more than once")
-    if len(ids) > 2 * self.n + WEIGHT:  # or sums might leave int64
+    if len(ids) > 2 * self.n + UNIT_WEIGHT:  # or sums might leave int64
       raise InputError(f"{self.name}: many more than {self.n} are there.")
 
   def refuse(
@@ -116,7 +116,7 @@ def room_in_ball(dim: int) -> float:
   That is what `within_ball` is sure of, less √d/2 for rounding to integers and
   1 for float32 products: every honest row is within.
   """
-  sure = R * math.sqrt(1 - (dim + 2) * 2.0**-24)
+  sure = ROW_NORM * math.sqrt(1 - (dim + 2) * 2.0**-24)
   return sure - math.sqrt(dim) / 2 - 1
 
 
@@ -127,7 +127,7 @@ def row_scale(
   wide, room = norm.astype(np.float64), room_in_ball(dim)
   floor = room / float(np.finfo(np.float32).max)
   scale = np.divide(room, wide, out=np.zeros_like(wide), where=wide > floor)
-  return np.minimum(scale, R * most).astype(np.float32)
+  return np.minimum(scale, ROW_NORM * most).astype(np.float32)
 
 
 @jax.jit
@@ -157,7 +157,9 @@ def within_ball(
   section 4.2), which is what the bound leaves. NaN compares as False.
   """
   squares = jnp.square(z).sum(axis=1)
-  return squares <= R * R * (1 - (z.shape[1] + 2) * 2.0**-24), squares > 0
+  return squares <= ROW_NORM * ROW_NORM * (
+    1 - (z.shape[1] + 2) * 2.0**-24
+  ), squares > 0
 
 
 @jax.jit
@@ -175,7 +177,7 @@ def mapped_rows(
   part = jnp.rint(jnp.ldexp(y, bits - exponent))
   norm = jnp.sqrt(jnp.square(part).sum(1, keepdims=True))
   z = jnp.rint(part * (room_in_ball(p) / jnp.maximum(norm, 1)))
-  fine = jnp.square(z).sum(1) <= R * R
+  fine = jnp.square(z).sum(1) <= ROW_NORM * ROW_NORM
   fine &= (row != 0).any(axis=1)
   return jnp.where(fine[:, None], z, 0).astype(jnp.int16)
 

@@ -1,0 +1,1 @@
+"""Several hosts that run one program, and how a process ends among them."""
