@@ -24,6 +24,7 @@ import numpy as np
 import optax
 
 from oneshot_dp.configs.head_config import OneStepName
+from oneshot_dp.linear_dp.dataset import PrivateDataset
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
