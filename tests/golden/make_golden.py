@@ -1,17 +1,19 @@
 """Writes the fixtures of tests/golden anew; see README.md.
 
-python tests/golden/make_golden.py heads
+python tests/golden/make_golden.py heads formats
 """
 
 import json
+import os
 import pathlib
 import sys
+import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from tests.golden import seeded_heads
+from tests.golden import formats, seeded_heads
 
-FOLDER = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).resolve().parent
 
 
 def write_seeded_heads() -> None:
@@ -24,8 +26,30 @@ def write_seeded_heads() -> None:
   (FOLDER / "seeded_heads.json").write_text(text)
 
 
-WRITERS = {"heads": write_seeded_heads}
+def write_formats() -> None:
+  """Caches, heads and a ledger, and what commands say of them."""
+  with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    formats.make_formats()
+    formats.pack(pathlib.Path(folder))
+  write_results()
+
+
+def write_results() -> None:
+  """What commands say of the files that are in the archive."""
+  with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    formats.unpack(pathlib.Path(folder))
+    text = json.dumps(formats.results(), indent=1) + "\n"
+  (FOLDER / "formats.json").write_text(text)
+
+
+WRITERS = {
+  "heads": write_seeded_heads,
+  "formats": write_formats,
+  "results": write_results,
+}
 
 if __name__ == "__main__":
-  for chosen in sys.argv[1:] or WRITERS:
+  for chosen in sys.argv[1:]:
     WRITERS[chosen]()
