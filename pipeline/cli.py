@@ -149,7 +149,7 @@ def _answer(argv: list[str], interrupts: Any) -> tuple[str, Any]:
   _check_environment()
   interrupts.seconds = getattr(command, "STOP_SECONDS", interrupts.seconds)
   # Standard output is the answer's alone, whatever a library prints; of several
-  # hosts `Hosts.of` sees to it.
+  # hosts `Hosts.join` sees to it.
   alone = getattr(flags, "hosts", None) is None
   aside = contextlib.redirect_stdout(sys.stderr)
   with aside if alone else contextlib.nullcontext():

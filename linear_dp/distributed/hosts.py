@@ -1,65 +1,133 @@
-"""Hosts that run the same program, each over its own part of the rows.
+"""Hosts that run the same program, each with its own part of the rows.
 
-Sums are added up exactly; host 0 alone draws noise, charges, prints and writes.
+Every host executes the same statements in the same order. Where they need each
+other they meet at a barrier: to add up integers exactly, to hear of an error
+that one of them has, or to take over a value that host 0 made. Host 0 alone
+draws noise, charges the ledger, prints and writes.
+
+    with Hosts.join("0/2@10.0.0.1:1234") as hosts:
+      hosts.agree("request", repr(request))
+      total = hosts.sum(sum_of_own_rows)
 """
 
 import atexit
 import contextlib
-import ctypes
 import dataclasses
 import hashlib
 import importlib.metadata
 import os
 import re
-import signal
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
 import oneshot_dp
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.linear_dp.distributed.exit import LostHostExit
+
+T = TypeVar("T")
 
 _BY_HAND = re.compile(
-  r"(?P<process_id>\d+)/(?P<num_processes>\d+)@(?P<coordinator_address>.+:\d+)"
+  r"(?P<index>\d+)/(?P<count>\d+)@(?P<coordinator_address>.+:\d+)"
 )
-_HEARTBEAT_SECONDS, _LEAVE_SECONDS, _PATIENCE_MS = 30, 10, 10**9
-_AT_ONCE = 2**19  # numbers: 4 MiB from each host to each
-_ending = threading.Lock()  # of the first thread that ends the process
-_last_words: list[RunError] = []
-_told: list[Exception] = []  # errors that every host heard of
-_kept: list[object] = []
+_HEARTBEAT_SECONDS = 30
+_LEAVE_SECONDS = 10
+# Hosts wait for each other as long as it takes: a lost one ends the wait.
+_BARRIER_MILLISECONDS = 10**9
+_NUMBERS_AT_ONCE = 2**19  # 4 MiB from each host to each
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Place:
+  """Where a host stands among the others; None is for JAX to find out."""
+
+  index: int | None
+  count: int | None
+  coordinator_address: str | None
+  is_by_hand: bool
+
+
 class Hosts:
-  """This host, `index` of `count`; `client` is JAX's, of where hosts meet."""
+  """This host among the others of its run.
 
-  index: int = 0
-  count: int = 1
-  client: Any = dataclasses.field(default=None, repr=False)
-  _turn: list[int] = dataclasses.field(default_factory=lambda: [0], repr=False)
+  Attributes:
+    index: this host's number, from 0.
+    count: how many hosts there are.
+  """
+
+  def __init__(
+    self,
+    index: int = 0,
+    count: int = 1,
+    *,
+    client: Any = None,
+    lost_host_exit: LostHostExit | None = None,
+  ):
+    self.index = index
+    self.count = count
+    # JAX's client of the coordination service, where hosts meet.
+    self._client = client
+    self._exit = lost_host_exit or LostHostExit()
+    self._barrier_count = 0
+    # Errors that every host has heard of, so that none is announced twice.
+    self._announced: list[Exception] = []
 
   @classmethod
-  def of(cls, text: str | None) -> "Hosts":
-    """Joins the hosts of `auto` or `INDEX/COUNT@HOST:PORT`; None is alone.
+  def join(cls, text: str | None) -> "Hosts":
+    """Joins the other hosts, before JAX computes anything.
 
-    Before JAX computes anything. From then on a host that is lost or frozen
-    ends this process within a minute, with one line and status 1.
+    From then on a host that is lost or frozen ends this process within a
+    minute, with one line and status 1.
 
-    InputError: no place, or other programs. RunError: they do not meet.
+    Args:
+      text: "auto" where SLURM, Kubernetes or JAX_* variables say which host
+        this is, or "INDEX/COUNT@HOST:PORT"; None for a run on one host.
+
+    Returns:
+      This host; `ALONE` if there is no other.
+
+    Raises:
+      InputError: the text is neither, or hosts run different programs.
+      RunError: the hosts do not meet in time.
     """
-    place = {"num_processes": 1} if text is None else _place_of(text)
-    return ALONE if place.get("num_processes") == 1 else _joined(text, place)
+    if text is None:
+      return ALONE
+    place = _parse_place(text)
+    if place.count == 1:
+      return ALONE
+    return _join(text, place)
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    """Waits for the others before an end by an error that all heard of.
+
+    Without it host 0 could take the place where they meet away with it, before
+    the others have read what it says.
+    """
+    if self._announced:
+      self.leave()
+
+  def leave(self) -> None:
+    """Waits until the other hosts have come to their end, too."""
+    import jax
+
+    self._exit.message = "another host was lost, or still at work, at the end."
+    with contextlib.suppress(RuntimeError):
+      jax.distributed.shutdown()
 
   def own_shards(
     self, num_shards: int, has_units: bool
   ) -> Sequence[int] | None:
-    """The shards that this host reads; None is all, of which it keeps units."""
+    """Returns the shards that this host reads; None means all of them.
+
+    Where privacy units have many rows every host reads all shards, and keeps
+    the rows of its own units (see `own_units`): a unit's rows lie anywhere.
+    """
     if self.count == 1 or has_units:
       return None
     return range(self.index, num_shards, self.count)
@@ -67,32 +135,47 @@ class Hosts:
   def own_units(
     self, unit_id: Int64[np.ndarray, " r"]
   ) -> Bool[np.ndarray, " r"]:
-    """Whether each row is of a unit that this host has all rows of."""
+    """Returns for each row whether this host has all rows of its unit.
+
+    Ids are mixed by a multiplication, so that numbered units spread evenly.
+    """
     mixed = unit_id.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (mixed >> np.uint64(32)) % np.uint64(self.count) == self.index
 
   def agree(self, what: str, text: str) -> None:
-    """InputError on every host where one says another text than host 0."""
-    said = np.zeros((self.count, 4), np.int64)
-    digest = hashlib.sha256(text.encode()).digest()
-    said[self.index] = np.frombuffer(digest, np.int64)
-    said = self.sum(lambda: said)
-    for other in np.flatnonzero((said != said[0]).any(axis=1)).tolist():
+    """Checks that all hosts have the same text.
+
+    Raises:
+      InputError: on every host, if one of them has another text than host 0.
+    """
+    digests = np.zeros((self.count, 4), np.int64)
+    own_digest = hashlib.sha256(text.encode()).digest()
+    digests[self.index] = np.frombuffer(own_digest, np.int64)
+    digests = self.sum(lambda: digests)
+    differs = (digests != digests[0]).any(axis=1)
+    if differs.any():
       raise InputError(
-        f"host {other} has another {what} than host 0: start the same version,"
-        " with the same flags and cache, on all."
+        f"host {differs.argmax()} has a different {what} than host 0: start the"
+        " same version, with the same flags and cache, on all hosts."
       )
 
-  def sum(
-    self, own: Callable[[], Int64[np.ndarray, "..."]]
-  ) -> Int64[np.ndarray, "..."]:
-    """What all hosts' `own()` give, added up exactly; or the error of one."""
+  def raise_together(self, compute: Callable[[], T]) -> T:
+    """Returns `compute()`; an error of one host is raised on all of them.
+
+    Hosts that have no error wait here for the others, so that none goes on
+    alone to a sum that will never be complete.
+
+    Raises:
+      InputError, RunError: as raised by `compute` on the first host that
+        failed, with the host's number in front.
+    """
     if self.count == 1:
-      return own()
+      return compute()
     try:
-      made = own()
+      result = compute()
     except (InputError, RunError) as error:
-      if error not in _told:  # of a sum within this one, all have heard
+      # Every host has heard of an error of a meeting within this one.
+      if error not in self._announced:
         self._meet(error)
       raise
     except BaseException:
@@ -100,177 +183,211 @@ class Hosts:
         self._meet(RunError("it was stopped."))
       raise
     self._meet(None)
-    return self._added(made.ravel()).reshape(made.shape)
+    return result
+
+  def sum(
+    self, compute: Callable[[], Int64[np.ndarray, "..."]]
+  ) -> Int64[np.ndarray, "..."]:
+    """Returns the exact sum of what `compute()` gives on every host.
+
+    Args:
+      compute: returns this host's part, int64 of one shape on all hosts.
+
+    Raises:
+      InputError, RunError: see `raise_together`.
+    """
+    own = self.raise_together(compute)
+    if self.count == 1:
+      return own
+    return self._added(own.ravel()).reshape(own.shape)
 
   def from_first(
     self,
-    make: Callable[[], Int64[np.ndarray, "..."]],
+    compute: Callable[[], Int64[np.ndarray, "..."]],
     shape: tuple[int, ...] = (1,),
   ) -> Int64[np.ndarray, "..."]:
-    """What host 0's `make()` of this shape gives, on all; or its error."""
-    return self.sum(lambda: np.zeros(shape, int) if self.index else make())
+    """Returns on every host what `compute()` gives on host 0 alone.
+
+    Args:
+      compute: called on host 0; returns int64 of this shape.
+      shape: known on all hosts.
+
+    Raises:
+      InputError, RunError: see `raise_together`.
+    """
+
+    def value_of_first() -> Int64[np.ndarray, "..."]:
+      if self.index == 0:
+        return compute()
+      return np.zeros(shape, np.int64)
+
+    return self.sum(value_of_first)
 
   def _meet(self, error: Exception | None) -> None:
-    """Waits for all; raises on each the error that one of them has."""
-    place = f"oneshot-dp/{self._turn[0]}/"
-    self._turn[0] += 1
+    """Waits for all hosts; raises on each of them the error that one has."""
+    # Each meeting has a folder of its own in the coordination service's
+    # store, in which a host that failed leaves its message before the barrier.
+    folder = f"oneshot-dp/{self._barrier_count}/"
+    self._barrier_count += 1
     try:
       if error is not None:
-        kind = "2" if isinstance(error, InputError) else "1"
-        said = f"{kind}host {self.index}: {' '.join(str(error).split())}"
-        self.client.key_value_set(f"{place}{self.index:06}", said)
-      self.client.wait_at_barrier(f"{place}all", _PATIENCE_MS)
-      errors = self.client.key_value_dir_get(place)
-    except Exception as lost:  # (JAX's own, of several types.)
-      _lose(lost)
-    for _, said in sorted(errors):
-      kind = InputError if said[0] == "2" else RunError
-      _told.append(kind(said[1:]))
-      raise _told[-1] from error
+        status = "2" if isinstance(error, InputError) else "1"
+        one_line = " ".join(str(error).split())
+        message = f"{status}host {self.index}: {one_line}"
+        self._client.key_value_set(f"{folder}{self.index:06}", message)
+      self._client.wait_at_barrier(f"{folder}all", _BARRIER_MILLISECONDS)
+      messages = self._client.key_value_dir_get(folder)
+    except Exception as lost:  # JAX's own, of several types
+      self._exit.raise_lost(lost)
+    if messages:
+      _, message = min(messages)
+      kind = InputError if message[0] == "2" else RunError
+      announced = kind(message[1:])
+      self._announced.append(announced)
+      raise announced from error
 
   def _added(self, numbers: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+    """Adds up what each host has, exactly, a piece after the other."""
     from jax.experimental.multihost_utils import process_allgather
 
     total = np.empty_like(numbers)
     try:
-      for start in range(0, len(numbers), _AT_ONCE):
-        part = np.ascontiguousarray(numbers[start : start + _AT_ONCE])
-        # In halves: JAX has no int64 unless it is told so.
-        halves = np.asarray(process_allgather(part.view(np.uint32)))
-        whole = np.ascontiguousarray(halves).reshape(self.count, -1)
-        total[start : start + _AT_ONCE] = whole.view(np.int64).sum(axis=0)
+      for start in range(0, len(numbers), _NUMBERS_AT_ONCE):
+        piece = np.ascontiguousarray(numbers[start : start + _NUMBERS_AT_ONCE])
+        # As pairs of uint32: without x64, JAX would cut int64 to int32.
+        gathered = np.asarray(process_allgather(piece.view(np.uint32)))
+        by_host = np.ascontiguousarray(gathered).reshape(self.count, -1)
+        added = by_host.view(np.int64).sum(axis=0)
+        total[start : start + _NUMBERS_AT_ONCE] = added
     except Exception as lost:
-      _lose(lost)
+      self._exit.raise_lost(lost)
     return total
 
 
 ALONE = Hosts()
 
 
-def _place_of(text: str) -> dict[str, Any]:
-  """As JAX takes it."""
+def _parse_place(text: str) -> _Place:
+  """Reads `--hosts`, and for `auto` JAX's environment variables."""
   by_hand = _BY_HAND.fullmatch(text)
-  if not by_hand and text != "auto":
+  if by_hand is None and text != "auto":
     raise InputError(
       f"hosts={text!r} must be auto, or INDEX/COUNT@HOST:PORT, such as"
       " 0/4@10.0.0.1:1234 on the first of four."
     )
-  place: dict[str, Any] = {
-    "coordinator_address": os.environ.get("JAX_COORDINATOR_ADDRESS"),
-    "num_processes": _number("JAX_NUM_PROCESSES"),
-    "process_id": _number("JAX_PROCESS_ID"),
-  }
-  if by_hand:
-    said = by_hand.groupdict()
-    place = {k: v if ":" in v else int(v) for k, v in said.items()}
-    place["cluster_detection_method"] = "deactivate"
-    if place["process_id"] >= place["num_processes"]:
-      raise InputError(f"hosts={text!r}: hosts are 0 to COUNT - 1.")
-  return {k: v for k, v in place.items() if v is not None}
+  # Also read where the place is given by hand: a wrong one is a mistake.
+  index = _environment_number("JAX_PROCESS_ID")
+  count = _environment_number("JAX_NUM_PROCESSES")
+  if by_hand is None:
+    return _Place(
+      index=index,
+      count=count,
+      coordinator_address=os.environ.get("JAX_COORDINATOR_ADDRESS"),
+      is_by_hand=False,
+    )
+  index = int(by_hand["index"])
+  count = int(by_hand["count"])
+  if index >= count:
+    raise InputError(f"hosts={text!r}: hosts are 0 to COUNT - 1.")
+  return _Place(
+    index=index,
+    count=count,
+    coordinator_address=by_hand["coordinator_address"],
+    is_by_hand=True,
+  )
 
 
-def _number(name: str) -> int | None:
-  said = os.environ.get(name)
-  if said and not said.isdecimal():
-    raise InputError(f"{name}={said!r} must be a number.")
-  return int(said) if said else None
+def _environment_number(name: str) -> int | None:
+  value = os.environ.get(name)
+  if not value:
+    return None
+  if not value.isdecimal():
+    raise InputError(f"{name}={value!r} must be a number.")
+  return int(value)
 
 
-def _joined(text: str | None, place: dict[str, Any]) -> Hosts:
+def _join(text: str, place: _Place) -> Hosts:
+  """Starts JAX's distributed runtime, and tries that hosts can add up."""
+  join_seconds = _environment_number("ONESHOT_DP_JOIN_SECONDS") or 35
+  lost_host_exit = LostHostExit()
+  lost_host_exit.install()
+  _initialize_jax(text, place, join_seconds, lost_host_exit)
   import jax
   from jax._src import distributed  # the client has no public name
 
-  seconds = _number("ONESHOT_DP_JOIN_SECONDS") or 35
-  # Between CPUs; GPUs and TPUs have their own way.
-  jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  not_met = RunError(
-    f"--hosts {text}: the hosts did not meet within {seconds} s; start all at"
-    " once, with an address of host 0 that it has and they can reach, or have"
-    " them wait longer (ONESHOT_DP_JOIN_SECONDS)."
+  hosts = Hosts(
+    jax.process_index(),
+    jax.process_count(),
+    client=distributed.global_state.client,
+    lost_host_exit=lost_host_exit,
   )
-  _say_one_line()
-  _last_words[:] = [not_met]
+  atexit.register(hosts.leave)
+  # All hosts hear of an error in here: each waits for the others before it ends.
+  with hosts:
+    # The first sum connects each host to each.
+    lost_host_exit.message = (
+      f"--hosts {text}: the hosts met, but cannot add up: each machine's own"
+      " name (`hostname`) must stand for an address that the others reach."
+    )
+    hosts.sum(lambda: np.zeros(1, np.int64))
+    lost_host_exit.message = (
+      "another host of this run was lost, so it ends; what was charged stays"
+      " charged (`oneshot-dp budget` lists it): start all hosts again."
+    )
+    hosts.agree("program", _program_identity())
+  return hosts
+
+
+def _initialize_jax(
+  text: str, place: _Place, seconds: int, lost_host_exit: LostHostExit
+) -> None:
+  """Connects this process to host 0, where the hosts meet."""
+  import jax
+
+  # Between CPUs; GPUs and TPUs have collectives of their own.
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  address = place.coordinator_address
+  tried = f" at {address}" if address else ""
+  lost_host_exit.message = (
+    f"--hosts {text}: the hosts did not meet within {seconds} s{tried}; start"
+    " all at once, with an address of host 0 that it has and they can reach, or"
+    " let them wait longer (ONESHOT_DP_JOIN_SECONDS)."
+  )
   try:
     jax.distributed.initialize(
-      **place,
+      coordinator_address=address,
+      num_processes=place.count,
+      process_id=place.index,
+      cluster_detection_method="deactivate" if place.is_by_hand else None,
       # Nowhere but at the address that was given for it.
       coordinator_bind_address=os.environ.get(
-        "JAX_COORDINATOR_BIND_ADDRESS", place.get("coordinator_address")
+        "JAX_COORDINATOR_BIND_ADDRESS", address
       ),
       initialization_timeout=seconds,
       heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
       shutdown_timeout_seconds=_LEAVE_SECONDS,
     )
-  except ValueError as e:  # auto has found nothing
+  except ValueError as e:  # JAX found nothing for `auto`
     raise InputError(
-      f"--hosts {text}: nothing says which host this is ({e}); say it, as"
+      f"--hosts {text}: nothing tells which host this is ({e}); give it as"
       " INDEX/COUNT@HOST:PORT."
     ) from e
   except RuntimeError as e:
-    raise not_met from e
-  atexit.register(_leave)
-  client = distributed.global_state.client
-  hosts = Hosts(jax.process_index(), jax.process_count(), client)
-  no_sum = (
-    f"--hosts {text}: the hosts met, but cannot add up: each machine's own name"
-    " (`hostname`) must stand for an address that the others reach."
-  )
-  _last_words[:] = [RunError(no_sum)]
-  hosts.sum(lambda: np.zeros(1, np.int64))  # connects each to each
-  lost = (
-    "another host of this run was lost, so it ends; what was charged stays"
-    " charged (`oneshot-dp budget` tells it): start all hosts again."
-  )
-  _last_words[:] = [RunError(lost)]
-  packages = Path(oneshot_dp.__file__).parent.iterdir()  # perhaps links
-  files = sorted(f for p in packages for f in p.resolve().rglob("*.py"))
-  code = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-  versions = map(importlib.metadata.version, ("jax", "jaxlib", "numpy"))
-  kind = jax.local_devices()[0].device_kind
-  hosts.agree("program", repr((*versions, kind, code)))
-  return hosts
+    raise RunError(lost_host_exit.message) from e
 
 
-def _lose(cause: Exception) -> NoReturn:
-  """Raises what is said of a lost host, after which JAX is not heard."""
-  _ending.acquire()
-  atexit.register(lambda: (sys.stderr.flush(), os._exit(1)))
-  raise _last_words[0] from cause
-
-
-def end_as_told() -> None:
-  """Before an end by an error: waits until all have heard of it, if all do."""
-  if _told:  # Host 0 would take the place where they meet with it.
-    _leave()
-
-
-def _leave() -> None:
-  """Waits until the others have come to their end, too."""
+def _program_identity() -> str:
+  """Versions of the libraries, kind of device, and a digest of our code."""
   import jax
 
-  late = "another host was lost, or still at work, at the end."
-  _last_words[:] = [RunError(late)]
-  with contextlib.suppress(RuntimeError):
-    jax.distributed.shutdown()
-
-
-def _say_one_line() -> None:
-  """From now on Python alone is heard, and JAX's abort() says one line."""
-  nothing = os.open(os.devnull, os.O_WRONLY)
-  for name in ("stdout", "stderr"):
-    stream = getattr(sys, name)
-    stream.flush()
-    own = os.fdopen(os.dup(stream.fileno()), "w", 1, stream.encoding)
-    os.dup2(nothing, stream.fileno())
-    setattr(sys, name, own)
-  stderr = sys.stderr.fileno()
-
-  @ctypes.CFUNCTYPE(None, ctypes.c_int)
-  def end(_: int) -> None:
-    _ending.acquire()
-    os.write(stderr, f"oneshot-dp: error: {_last_words[0]}\n".encode())
-    os._exit(1)
-
-  # (Handlers of `signal.signal` run later, and abort() would go on.)
-  ctypes.CDLL(None).signal(ctypes.c_int(signal.SIGABRT), end)
-  _kept.append(end)
+  code = []
+  # The packages may be links, which rglob would not follow.
+  for package in Path(oneshot_dp.__file__).parent.iterdir():
+    for file in package.resolve().rglob("*.py"):
+      code.append((str(file), hashlib.sha256(file.read_bytes()).hexdigest()))
+  digests = [digest for _, digest in sorted(code)]
+  versions = [
+    importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")
+  ]
+  device_kind = jax.local_devices()[0].device_kind
+  return repr((versions, device_kind, digests))

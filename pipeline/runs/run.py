@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oneshot_dp.linear_dp.accounting import format_rounded_up
-from oneshot_dp.linear_dp.distributed.hosts import Hosts, end_as_told
+from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.heads.head_folder import write_head
@@ -43,8 +43,7 @@ def run_request(asked: "commands.train.Flags | commands.sweep.Flags") -> Answer:
   """
   plans: list[Plan] = []
   with contextlib.ExitStack() as delivery:
-    delivery.callback(end_as_told)
-    hosts = Hosts.of(asked.hosts)
+    hosts = delivery.enter_context(Hosts.join(asked.hosts))
     hosts.sum(lambda: plans.append(Plan(asked, hosts)) or np.array([0]))
     (plan,) = plans
     hosts.agree("request or cache", repr(plan.identity))

@@ -95,7 +95,7 @@ def meet_errors(hosts: Hosts) -> None:
 
 
 def main(place: str, what: str) -> None:
-  hosts = ALONE if place == "alone" else Hosts.of(place)
+  hosts = ALONE if place == "alone" else Hosts.join(place)
   if what in ("few", "sums", "many things"):
     names = STATISTICS if what == "sums" else FEW
     made = [released(hosts, units, names) for units in (False, True)]
