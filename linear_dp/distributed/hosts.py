@@ -322,7 +322,7 @@ def _join(text: str, place: _Place) -> Hosts:
     lost_host_exit=lost_host_exit,
   )
   atexit.register(hosts.leave)
-  # All hosts hear of an error in here: each waits for the others before it ends.
+  # Of an error in here all hosts hear, so each waits for the others.
   with hosts:
     # The first sum connects each host to each.
     lost_host_exit.message = (
