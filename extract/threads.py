@@ -1,34 +1,49 @@
-"""`map` on threads, in order, so far ahead of who consumes it."""
+"""`map` on threads, in order, a bounded number of items before the consumer."""
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 
 
-def ahead(
-  make: Callable[[_S], _T],
+def prefetch_map(
+  function: Callable[[_S], _T],
   items: Sequence[_S],
-  most: int,
+  max_ahead: int,
   threads: int,
-  at_once: int = 1,
+  items_per_task: int = 1,
 ) -> Iterator[_T]:
-  """What is made of each item, about `most` items before the consumer.
+  """Maps a function over items on threads, before the results are asked for.
 
-  A task of a thread has `at_once` items: a task costs what a tiny image does.
+  Args:
+    function: called once for each item, on any of the threads.
+    items: its arguments.
+    max_ahead: about how many items may be under way or wait to be consumed;
+      it bounds the memory that results take.
+    threads: how many threads call the function.
+    items_per_task: consecutive items that one task of a thread maps. To hand a
+      task to a thread costs about as much as to decode a tiny image.
+
+  Yields:
+    The results, in the order of the items.
   """
-  waiting = collections.deque()
-  with ThreadPoolExecutor(threads, "ahead") as pool:
+
+  def map_chunk(chunk: Sequence[_S]) -> list[_T]:
+    return [function(item) for item in chunk]
+
+  pending: collections.deque[Future[list[_T]]] = collections.deque()
+  with ThreadPoolExecutor(threads, "prefetch") as pool:
     try:
-      for start in range(0, len(items), at_once):
-        some = items[start : start + at_once]
-        waiting.append(pool.submit(lambda some: [*map(make, some)], some))
-        if len(waiting) * at_once >= most:
-          yield from waiting.popleft().result()
-      while waiting:
-        yield from waiting.popleft().result()
+      for start in range(0, len(items), items_per_task):
+        chunk = items[start : start + items_per_task]
+        pending.append(pool.submit(map_chunk, chunk))
+        if len(pending) * items_per_task >= max_ahead:
+          yield from pending.popleft().result()
+      while pending:
+        yield from pending.popleft().result()
     finally:
+      # A consumer that stops, or a call that failed, ends what has not begun.
       pool.shutdown(wait=False, cancel_futures=True)

@@ -22,7 +22,7 @@ from oneshot_dp.extract.cache.format import (
 )
 from oneshot_dp.extract.cache.keys import embedding_keys, in_part
 from oneshot_dp.extract.cache.shard_file import read_shard, stored_norm
-from oneshot_dp.extract.threads import ahead
+from oneshot_dp.extract.threads import prefetch_map
 
 _AHEAD = 4
 """Shards that are read and hashed before their turn, of 0.8 to 5 MB each."""
@@ -78,7 +78,7 @@ class FeatureCache:
     every = self.info.shards
     asked = every if shards is None else [every[i] for i in shards]
     # Hashing and copying let go of Python's lock.
-    for blocks in ahead(self._shard, asked, _AHEAD, _AHEAD):
+    for blocks in prefetch_map(self._shard, asked, _AHEAD, _AHEAD):
       for rows in blocks:
         if not self.part.is_whole:
           there = in_part(self.part, rows)

@@ -36,7 +36,7 @@ from oneshot_dp.extract.job.shard import (
 )
 from oneshot_dp.extract.sources.open_source import open_source, serialize_source
 from oneshot_dp.extract.sources.source import Source
-from oneshot_dp.extract.threads import ahead
+from oneshot_dp.extract.threads import prefetch_map
 
 _LOOKED_AT = 100_000
 """Images that are looked at for other broken ones: minutes, not days."""
@@ -152,7 +152,7 @@ def _all_broken(source: Source) -> BrokenImageError | None:
     contextlib.suppress(KeyboardInterrupt),  # then those that were found
     progress_bar("look for other broken images", len(indices)) as bar,
   ):
-    for where in ahead(look, indices, 64, os.cpu_count() or 1):
+    for where in prefetch_map(look, indices, 64, os.cpu_count() or 1):
       broken += [where] if where else []
       bar.update()
   if len(broken) < 2:

@@ -34,7 +34,7 @@ from oneshot_dp.extract.images import (
   resize_and_crop,
 )
 from oneshot_dp.extract.sources.source import Source
-from oneshot_dp.extract.threads import ahead
+from oneshot_dp.extract.threads import prefetch_map
 
 # More images at once leave the fast memory: on a CPU a ViT-Ti/16 is 1.4 times
 # slower at 64 than at 16, measured; of a v5e the compiler expects 1.2 times as
@@ -138,7 +138,7 @@ def embed(
   def started() -> Iterator[tuple[list[Any], list[jax.Array]]]:
     most, threads = _BATCHES_AHEAD * count, os.cpu_count() or 1
     some = max(1, min(_AT_ONCE, most // (2 * threads)))
-    prepared = ahead(prepare, indices, most, threads, some)
+    prepared = prefetch_map(prepare, indices, most, threads, some)
     while group := list(itertools.islice(prepared, count)):
       images = np.stack([image for _, some, _ in group for image in some])
       starts = range(0, len(images), size)

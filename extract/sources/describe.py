@@ -24,7 +24,7 @@ from oneshot_dp.extract.sources.open_source import (
   splits_of,
 )
 from oneshot_dp.extract.sources.source import Source
-from oneshot_dp.extract.threads import ahead
+from oneshot_dp.extract.threads import prefetch_map
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -172,7 +172,7 @@ def _look(parts: Sequence[Source], report: ImagesReport) -> None:
       broken[index] = f"{name_of(index)}: {error}"
 
   with tqdm(total=total, desc="inspect", unit="image", disable=None) as bar:
-    for _ in ahead(look, range(total), 1024, os.cpu_count() or 1, 8):
+    for _ in prefetch_map(look, range(total), 1024, os.cpu_count() or 1, 8):
       bar.update()
   report.faults += [broken[index] for index in sorted(broken)]
   if len(known := sides[sides[:, 0] > 0]):
