@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 import re
+import warnings
 from typing import Any
 
 from oneshot_dp import __main__ as program
@@ -25,7 +26,13 @@ VOLATILE = {
 def run_command(line: str) -> tuple[int, str, str]:
   """Exit status, standard output and standard error of one command line."""
   out, err = io.StringIO(), io.StringIO()
-  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+  with (
+    contextlib.redirect_stdout(out),
+    contextlib.redirect_stderr(err),
+    warnings.catch_warnings(),
+  ):
+    # A command prints its warnings; in a test they would be errors.
+    warnings.simplefilter("default")
     try:
       status = program.main(line.split())
     except SystemExit as stop:

@@ -11,7 +11,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from tests.golden import formats, seeded_heads
+from tests.golden import command_lines, formats, seeded_heads
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 
@@ -44,10 +44,20 @@ def write_results() -> None:
   (FOLDER / "formats.json").write_text(text)
 
 
+def write_commands() -> None:
+  """Exit statuses and keys of all commands."""
+  with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    command_lines.make_folder(pathlib.Path(folder))
+    text = json.dumps(command_lines.run_lines(), indent=1) + "\n"
+  (FOLDER / "commands.json").write_text(text)
+
+
 WRITERS = {
   "heads": write_seeded_heads,
   "formats": write_formats,
   "results": write_results,
+  "commands": write_commands,
 }
 
 if __name__ == "__main__":
