@@ -26,7 +26,7 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
 from oneshot_dp.pipeline.heads.receipt import card, filled_in
 from oneshot_dp.pipeline.heads.verify import Verdict
-from oneshot_dp.pipeline.ledger.delivery import alone
+from oneshot_dp.pipeline.ledger.staged_output import StagedOutput
 from oneshot_dp.pipeline.report.results import as_json
 from oneshot_dp.pipeline.timm_form import timm_files
 
@@ -83,11 +83,12 @@ def export_head(
     names=list(stated["class_names"]),
     notes=notes,
   ).encode()
-  with alone(out) as (place, directory), disk_errors(out):
-    directory.mkdir()
-    for name, content in files.items():
-      (directory / name).write_bytes(content)
-    directory.rename(place)
+  with StagedOutput(out) as output:
+    with disk_errors(out):
+      output.staging.mkdir()
+      for name, content in files.items():
+        (output.staging / name).write_bytes(content)
+    output.publish()
   return sorted(files), notes
 
 

@@ -35,12 +35,9 @@ from oneshot_dp.pipeline.heads.receipt import (
   check_receipt,
   make_receipt,
 )
-from oneshot_dp.pipeline.ledger.delivery import (
-  RECEIPT_FILE,
-  WEIGHTS_FILE,
-  alone,
-)
+from oneshot_dp.pipeline.ledger.delivery import RECEIPT_FILE, WEIGHTS_FILE
 from oneshot_dp.pipeline.ledger.entries import sha256
+from oneshot_dp.pipeline.ledger.staged_output import StagedOutput
 
 RELEASES_FILE, CARD_FILE = "releases.safetensors", "README.md"
 _MOST_RECEIPT = 1 << 28
@@ -202,9 +199,9 @@ def save_head(
     backbone={"name": backbone},
     unit=head.privacy_unit,
   )
-  with alone(Path(directory)) as (place, whole):
-    write_head(whole, head.trained, info)
-    whole.rename(place)
+  with StagedOutput(Path(directory)) as output:
+    write_head(output.staging, head.trained, info)
+    output.publish()
 
 
 def load_head(directory: str | os.PathLike) -> PrivateHead:

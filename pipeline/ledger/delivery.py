@@ -1,162 +1,226 @@
-"""A run's results: paid for before noise is drawn, shown once, or not at all.
+"""A run's results: charged before noise is drawn, shown once, or not at all.
 
-A run works in `.NAME.unfinished` beside its --out, which is its owner's alone
-and locked while the run lives: charge → train → note the heads' digests in the
-ledger → rename. A killed run is run again, and pays nothing.
+The order of a run is the guarantee:
 
-*Formal guarantees*: before the ledger notes the heads, nobody sees anything
+    lock → try the disk → charge → train → sync → note the heads → rename
+
+A killed run is run again, and pays nothing.
+
+*Formal guarantees*: before the ledger notes the heads, nobody has seen anything
 that was drawn, so to draw all of it anew is the first release, at the law of
-one; it needs that no failure depends on the noise, and sizes do not. Once they
-are noted, these bytes alone are shown, by this run or by the next. The ledger
-notes heads for a charge once, so of two runs with one charge (on machines that
-share no locks, say) the second ends before its heads are shown.
+one; this needs that no failure depends on the noise. Once they are noted, these
+very bytes are shown, by this run or by the next. The ledger notes heads for a
+charge once, so of two runs with one charge (on machines that share no locks,
+say) the second ends before its heads are shown.
 """
 
 import contextlib
-import fcntl
+import enum
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.files import disk_errors, sync
-from oneshot_dp.extract.storage import is_url
 from oneshot_dp.pipeline.ledger.entries import (
   ChargeRequest,
   ReleasedHead,
   sha256,
 )
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.ledger.staged_output import StagedOutput
 
-WEIGHTS_FILE, RECEIPT_FILE = "head.safetensors", "receipt.json"
+WEIGHTS_FILE = "head.safetensors"
+RECEIPT_FILE = "receipt.json"
 
 
-@contextlib.contextmanager
-def deliver_once(
-  out: Path,
-  ledger: Ledger,
-  bills: Sequence[ChargeRequest],
-  *,
-  asked: Mapping[str, Any],
-  room: int = 1,
-) -> Iterator[tuple[Path, list[str]]]:
-  """Charges; the block trains; then notes what leaves, and shows it.
+class _Stage(enum.Enum):
+  """How far a delivery is."""
 
-  The block writes all of it into the folder given, which only its owner sees:
-  heads, with receipts that name the charges given. Without charges it has
-  nothing to do: a killed run's heads are noted already. `asked` is all that
-  makes it this run and no other, `room` the bytes that the disk must have,
-  which is tried before the charge.
+  CLOSED = "nothing was charged"
+  CHARGED = "charged, and nothing was noted"
+  NOTING = "the ledger may have noted the heads, or not"
+  NOTED = "the ledger has noted the heads"
 
-  Raises:
-    InputError: something is at `out`, or another run is writing it; or the
-      ledger refuses. Nothing is left behind, nothing was charged.
-    RunError: the disk refuses.
+
+class Delivery:
+  """The results of one run, from the charge to the rename into view.
+
+      with Delivery(out, ledger, requests, identity=identity) as delivery:
+        delivery.open()
+        if not delivery.already_done:
+          ...  # train, and write into delivery.folder
+        delivery.commit()
+
+  When the block ends early, nothing is shown. What was charged stays charged,
+  and the same run opened again goes on without a new charge. A delivery that
+  was never opened does nothing.
+
+  *Formal guarantees*: those of this module, where everything that shows what
+  was drawn is written into `folder`, and nowhere else before `commit`.
+
+  Attributes:
+    folder: where the results are to be written; only its owner sees it. Known
+      once it is open.
+    charge_ids: the ids of the charges, in the order of the requests; empty if
+      the run is already done.
+    already_done: whether a killed run has written and noted these results, so
+      that `commit` alone is left to do.
   """
-  with alone(out, for_next=True) as (place, whole):
-    with disk_errors(out), (whole.parent / "room").open("wb") as file:
-      os.posix_fallocate(file.fileno(), 0, room)
-      os.unlink(file.name)
-    heads = _heads_in(whole)  # of a killed run: noted, or never seen
-    ids = ledger.charge(bills, place, asked, heads or None)
-    of, noted = {left.charge for left in heads.values()}, ledger.heads()
-    if heads.items() <= noted.items() and of and of <= {*ids}:
-      yield whole, []
-    else:
-      heads = {}
-      try:
-        shutil.rmtree(whole, ignore_errors=True)
-        whole.mkdir()  # in a folder of mode 0700, so that it has its final mode
-        yield whole, ids
-        with disk_errors(out):
-          exposed = any(c.mu2 is None for bill in bills for c in bill.charges)
-          _settle(whole, keep_from_others=exposed)
-        heads = _heads_in(whole)
-        ledger.deliver(ids, heads)
-      except BaseException as error:
-        if not heads or isinstance(error, InputError):  # they cannot be noted
-          shutil.rmtree(whole, ignore_errors=True)
-        if not isinstance(error, InputError | RunError | KeyboardInterrupt):
-          raise
-        raise type(error)(
-          f"{str(error) or 'interrupted;'} {out} was not written; what was"
-          f" charged to {ledger.path} stays charged, and the same command goes"
-          " on without a new charge."
-        ) from error
-    with disk_errors(out):
-      whole.rename(place)
-    with contextlib.suppress(OSError):  # it is there, if not for a power cut
-      sync(place.parent)
 
+  def __init__(
+    self,
+    out: Path,
+    ledger: Ledger,
+    requests: Sequence[ChargeRequest],
+    *,
+    identity: Mapping[str, Any],
+    room: int = 1,
+  ):
+    """Describes a run; nothing happens before `open`.
 
-@contextlib.contextmanager
-def alone(out: Path, for_next: bool = False) -> Iterator[tuple[Path, Path]]:
-  """The place that `out` means, and one in a folder beside it to be renamed.
+    Args:
+      out: the folder to be shown, which must not exist.
+      ledger: what is charged.
+      requests: all that the run costs.
+      identity: everything that makes it this run and no other; JSON, PRIVATE.
+      room: bytes that the disk must have, tried before the charge.
+    """
+    self._out = out
+    self._ledger = ledger
+    self._requests = requests
+    self._identity = identity
+    self._room = room
+    self._output = StagedOutput(out, resumable=True)
+    self._stage = _Stage.CLOSED
+    self.charge_ids: list[str] = []
+    self.already_done = False
 
-  What is not renamed is for the next run into this place, or is removed.
-  """
-  try:
-    place = Path() if is_url(str(out)) else out.resolve()
-  except (OSError, RuntimeError):  # a loop of links
-    place = Path()
-  if not place.name:
-    raise InputError(f"{out} is no place on a disk; name another.")
-  work = place.with_name(f".{place.name}.unfinished")
-  with disk_errors(out):
-    place.parent.mkdir(parents=True, exist_ok=True)
-    lock = _locked(work, out)
-  try:
-    if os.path.lexists(place):  # (perhaps of a run killed after that)
-      raise InputError(f"{out} is there already; name another place.")
-    if not for_next:
-      shutil.rmtree(work / "whole", ignore_errors=True)  # of a killed one
-    yield place, work / "whole"
-  finally:
-    if not (for_next and (work / "whole").exists()):  # the ledger knows it
-      shutil.rmtree(work, ignore_errors=True)
-    os.close(lock)
+  @property
+  def folder(self) -> Path:
+    """Where the results are written before they are shown."""
+    return self._output.staging
 
+  def open(self) -> None:
+    """Takes the place and charges the run, or finds it charged already.
 
-def _locked(work: Path, out: Path) -> int:
-  """Makes the folder, and a lock of it that is there while it is open."""
-  while True:
-    work.mkdir(mode=0o700, exist_ok=True)
-    if work.is_symlink() or work.stat().st_uid != os.geteuid():
-      raise InputError(f"{work} is somebody else's; name another place.")
-    with (
-      contextlib.suppress(FileNotFoundError),  # it was just removed
-      open(work / "lock", "ab") as file,
+    Raises:
+      InputError: something is at `out`, another run is writing it, or the
+        ledger refuses. Nothing was charged.
+      RunError: the disk refuses.
+    """
+    self._output.lock()
+    self._try_the_room()
+    # Heads of a killed run: either the ledger has noted them, and they are to
+    # be shown; or nobody has seen them, and they are made anew.
+    found = find_heads(self.folder)
+    ids = self._ledger.charge(
+      self._requests, self._output.path, self._identity, found or None
+    )
+    self._stage = _Stage.CHARGED
+    if self._were_noted(found, ids):
+      self.already_done = True
+      self._stage = _Stage.NOTED
+      return
+    self.charge_ids = ids
+    shutil.rmtree(self.folder, ignore_errors=True)
+    # Its parent has mode 0700, so this one may have its final mode.
+    self.folder.mkdir()
+
+  def commit(self) -> None:
+    """Notes the heads in the ledger, and only then shows the folder.
+
+    Raises:
+      InputError: something was delivered for these charges before.
+      RunError: the ledger or the disk refuses.
+    """
+    if not self.already_done:
+      self._settle_on_disk()
+      heads = find_heads(self.folder)
+      if heads:
+        self._stage = _Stage.NOTING
+      self._ledger.deliver(self.charge_ids, heads)
+      self._stage = _Stage.NOTED
+    self._output.publish()
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    # Staged files are removed where they cannot have been noted: before the
+    # note was begun, or because the ledger refused it.
+    was_refused = isinstance(error, InputError)
+    if self._stage is _Stage.CHARGED or (
+      self._stage is _Stage.NOTING and was_refused
     ):
-      try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except BlockingIOError:
-        raise InputError(
-          f"another run is writing {out}; wait for it, or name another place."
-        ) from None
-      if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
-        return os.dup(file.fileno())
+      shutil.rmtree(self.folder, ignore_errors=True)
+    self._output.unlock()
+    is_charged_only = self._stage in (_Stage.CHARGED, _Stage.NOTING)
+    if is_charged_only and isinstance(
+      error, InputError | RunError | KeyboardInterrupt
+    ):
+      reason = str(error) or "interrupted;"
+      raise type(error)(
+        f"{reason} {self._out} was not written; what was charged to"
+        f" {self._ledger.path} stays charged, and the same command resumes"
+        " without a new charge."
+      ) from error
+
+  def _try_the_room(self) -> None:
+    """Allocates as many bytes as the run needs, and gives them back."""
+    room_file = self.folder.parent / "room"
+    with disk_errors(self._out), room_file.open("wb") as file:
+      os.posix_fallocate(file.fileno(), 0, self._room)
+      room_file.unlink()
+
+  def _were_noted(
+    self, found: Mapping[str, ReleasedHead], charge_ids: Sequence[str]
+  ) -> bool:
+    """Whether the ledger noted all these heads, for these charges."""
+    if not found:
+      return False
+    paid_by = {head.charge for head in found.values()}
+    noted = self._ledger.heads()
+    return paid_by <= set(charge_ids) and found.items() <= noted.items()
+
+  def _settle_on_disk(self) -> None:
+    """Syncs all files; what is NOT PRIVATE becomes its owner's alone."""
+    is_exposed = any(
+      charge.mu2 is None
+      for request in self._requests
+      for charge in request.charges
+    )
+    with disk_errors(self._out):
+      for folder, _, names in os.walk(self.folder, topdown=False):
+        for name in names:
+          file = Path(folder, name)
+          if is_exposed:
+            file.chmod(0o600)
+          sync(file)
+        if is_exposed:
+          Path(folder).chmod(0o700)
+        sync(folder)
 
 
-def _heads_in(folder: Path) -> dict[str, ReleasedHead]:
-  """The heads in a folder, as the ledger knows them."""
-  found = {}
-  for weights in sorted(folder.rglob(WEIGHTS_FILE)):
+def find_heads(folder: Path) -> dict[str, ReleasedHead]:
+  """The heads below a folder, as the ledger notes them: by weights' SHA-256.
+
+  A folder whose files are damaged has no head.
+  """
+  heads = {}
+  for weights_file in sorted(folder.rglob(WEIGHTS_FILE)):
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-      receipt = weights.with_name(RECEIPT_FILE).read_bytes()
-      charge = json.loads(receipt)["stated"]["charge"]
-      found[sha256(weights.read_bytes())] = ReleasedHead(
-        charge, sha256(receipt)
-      )
-  return found
-
-
-def _settle(directory: Path, *, keep_from_others: bool) -> None:
-  """Puts all of it on the disk; what is not for others gets 0700 and 0600."""
-  for folder, _, names in os.walk(directory, topdown=False):
-    for path in *(Path(folder, name) for name in names), Path(folder):
-      if keep_from_others:
-        path.chmod(0o700 if path.is_dir() else 0o600)
-      sync(path)
+      receipt = weights_file.with_name(RECEIPT_FILE).read_bytes()
+      charge_id = json.loads(receipt)["stated"]["charge"]
+      weights_sha256 = sha256(weights_file.read_bytes())
+      heads[weights_sha256] = ReleasedHead(charge_id, sha256(receipt))
+  return heads

@@ -22,7 +22,7 @@ from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.heads.head_folder import write_head
-from oneshot_dp.pipeline.ledger.delivery import deliver_once
+from oneshot_dp.pipeline.ledger.delivery import Delivery
 from oneshot_dp.pipeline.report import results
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.evaluation import Scores
@@ -42,25 +42,38 @@ def run_request(asked: "commands.train.Flags | commands.sweep.Flags") -> Answer:
   RunError: the ledger or the disk failed.
   """
   plans: list[Plan] = []
-  with contextlib.ExitStack() as delivery:
-    hosts = delivery.enter_context(Hosts.join(asked.hosts))
+  with contextlib.ExitStack() as stack:
+    hosts = stack.enter_context(Hosts.join(asked.hosts))
     hosts.sum(lambda: plans.append(Plan(asked, hosts)) or np.array([0]))
     (plan,) = plans
     hosts.agree("request or cache", repr(plan.identity))
-    folder, ids = None, [""] * len(plan.jobs)  # of hosts but the first
+    is_first = hosts.index == 0
+    delivery = Delivery(
+      asked.out,
+      plan.ledger,
+      plan.bills,
+      identity=plan.identity,
+      room=plan.room,
+    )
+    stack.enter_context(delivery)
 
-    def charged() -> np.ndarray:
-      nonlocal folder, ids
-      how = {"asked": plan.identity, "room": plan.room}
-      once = deliver_once(asked.out, plan.ledger, plan.bills, **how)
-      folder, ids = delivery.enter_context(once)
+    def open_delivery() -> np.ndarray:
+      delivery.open()
       print(*plan.said(), sep="\n", file=sys.stderr)
-      return np.array([len(ids)])
+      return np.array([int(delivery.already_done)])
 
-    answer = Answer(text=f"{asked.out} is done", facts={})
-    if hosts.from_first(charged).any():  # else a killed run had done it all
+    already_done = bool(hosts.from_first(open_delivery).any())
+    folder = delivery.folder if is_first else None
+    if already_done:
+      answer = Answer(text=f"{asked.out} is done", facts={})
+    else:
+      # Hosts but the first have charged nothing, and so have no ids.
+      ids = delivery.charge_ids if is_first else [""] * len(plan.jobs)
       answer = _made(plan, folder, ids)
-  return answer if folder else Answer(text="", facts={"host": hosts.index})
+    if not is_first:
+      return Answer(text="", facts={"host": hosts.index})
+    delivery.commit()
+    return answer
 
 
 def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:

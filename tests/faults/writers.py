@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.pipeline.ledger.delivery import deliver_once
+from oneshot_dp.pipeline.ledger.delivery import Delivery
 from oneshot_dp.pipeline.ledger.entries import Cap, ChargeRequest, LedgerEntry
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
@@ -65,16 +65,23 @@ def charge(pipe, path, name, others=None):
 
 def deliver(_, path, out, heads=3):
   """Weights are random bytes, as noise is; receipts name their charge."""
-  how = {"asked": {"heads": heads}, "room": 1 << 16}
-  with deliver_once(out, Ledger(path), [bill()], **how) as (folder, ids):
-    if not ids:
-      return
-    for i in range(heads):
-      place = folder / "heads" / str(i)
-      place.mkdir(parents=True)
-      weights = secrets.token_bytes(5000)
-      (place / "head.safetensors").write_bytes(weights)
-      sha256 = hashlib.sha256(weights).hexdigest()
-      stated = {"charge": ids[0], "weights": sha256}
-      (place / "receipt.json").write_text(json.dumps({"stated": stated}))
-    (folder / "results.csv").write_text("head\n" * heads)
+  delivery = Delivery(
+    out, Ledger(path), [bill()], identity={"heads": heads}, room=1 << 16
+  )
+  with delivery:
+    delivery.open()
+    if not delivery.already_done:
+      write_random_heads(delivery.folder, delivery.charge_ids[0], heads)
+    delivery.commit()
+
+
+def write_random_heads(folder, charge_id, heads):
+  for i in range(heads):
+    place = folder / "heads" / str(i)
+    place.mkdir(parents=True)
+    weights = secrets.token_bytes(5000)
+    (place / "head.safetensors").write_bytes(weights)
+    sha256 = hashlib.sha256(weights).hexdigest()
+    stated = {"charge": charge_id, "weights": sha256}
+    (place / "receipt.json").write_text(json.dumps({"stated": stated}))
+  (folder / "results.csv").write_text("head\n" * heads)

@@ -8,7 +8,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.pipeline.ledger import delivery as deliver
-from oneshot_dp.pipeline.ledger.delivery import deliver_once
+from oneshot_dp.pipeline.ledger.delivery import Delivery
 from oneshot_dp.pipeline.ledger.entries import spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.sample_heads import bill_of
@@ -33,10 +33,14 @@ def write(folder, ids):
 
 def run(ledger, out, train=write, mu2=1.0, asked=None, **options):
   """Without `train` all is noted, and shown as it is."""
-  how = options | {"asked": asked or {}}
-  with deliver_once(out, ledger, [bill_of(mu2)], **how) as (folder, ids):
-    if ids:
-      train(folder, ids)
+  requests = [bill_of(mu2)]
+  with Delivery(
+    out, ledger, requests, identity=asked or {}, **options
+  ) as delivery:
+    delivery.open()
+    if not delivery.already_done:
+      train(delivery.folder, delivery.charge_ids)
+    delivery.commit()
 
 
 def shown(folder):
@@ -48,7 +52,7 @@ def check_whole(ledger, out, charges=1):
   """These charges, the noted heads, and nothing beside them."""
   assert len(ledger.entries("pets")) == charges
   assert set(out.parent.iterdir()) == {out}
-  found = deliver._heads_in(out)
+  found = deliver.find_heads(out)
   assert len(found) == 2
   assert ledger.heads() == found
 
@@ -119,16 +123,16 @@ def test_a_place_that_is_taken_or_cannot_be_is_refused_before_the_charge(
   (here / "loop").symlink_to("loop")
   before = {*here.rglob("*")}
   for name in "file", "folder", "link", "folder/..":
-    with pytest.raises(InputError, match="is there already; name another"):
+    with pytest.raises(InputError, match="already exists; choose another"):
       run(ledger, here / name)
   for name in "file/below", "/proc/run", "x" * 250, "/", "loop/run":
     with pytest.raises((InputError, RunError)):
       run(ledger, here / name)
-  with pytest.raises(InputError, match="no place on a disk"):
+  with pytest.raises(InputError, match="not a place on a disk"):
     run(ledger, Path("gs://bucket/run"))
   assert {*here.rglob("*")} == before
   (here / ".theirs.unfinished").symlink_to(here)
-  with pytest.raises(InputError, match="is somebody else's"):
+  with pytest.raises(InputError, match="belongs to another user"):
     run(ledger, here / "theirs")
   assert not ledger.path.exists()
 
@@ -153,7 +157,7 @@ def test_a_failed_run_goes_on_at_no_cost(ledger, out, error):
   link.symlink_to(out.parent)
   with pytest.raises(type(error)) as stopped:
     run(ledger, link / "run", train)
-  assert "goes on without a new charge" in str(stopped.value)
+  assert "resumes without a new charge" in str(stopped.value)
   assert not [*out.parent.iterdir()]
   assert not ledger.heads()
   with pytest.raises(InputError, match="another by its seed"):
@@ -226,7 +230,7 @@ def test_a_killed_run_has_one_charge_and_one_set_of_heads(ledger, out, step):
   noted = ledger.heads()
   assert bool(noted) == (step not in ("charged", "deliver"))
   if step == "renamed":
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
       run(ledger, out)  # and it clears up
   else:
     assert not out.exists()
@@ -250,7 +254,7 @@ def test_noted_heads_that_are_damaged_are_not_shown(ledger, out, damage):
     weights.unlink()
   run(ledger, out)
   assert len(ledger.entries("pets")) == 2
-  assert deliver._heads_in(out).items() <= ledger.heads().items()
+  assert deliver.find_heads(out).items() <= ledger.heads().items()
   assert set(out.parent.iterdir()) == {out}
 
 

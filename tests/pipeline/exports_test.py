@@ -81,7 +81,7 @@ def test_what_is_there_stays_and_a_failed_export_leaves_nothing(
 ):
   out = tmp_path / "model"
   out.mkdir()
-  assert "is there already" in fails(capsys, "export", head.path, "--to", out)
+  assert "already exists" in fails(capsys, "export", head.path, "--to", out)
   assert [*out.iterdir()] == []
   out.rmdir()
   write = pathlib.Path.write_bytes

@@ -91,7 +91,7 @@ class TestStopped:
     with monkeypatch.context() as patch:
       patch.setattr("oneshot_dp.pipeline.report.page.write_report", stop)
       line = fails(capsys, *words, status=130)
-    assert "the same command goes on without a new charge" in line
+    assert "the same command resumes without a new charge" in line
     assert not list(Path().rglob("head.safetensors"))
     other = [*words, "--num-draws", 2]
     assert "num_draws" in fails(capsys, *other)
@@ -151,5 +151,5 @@ class TestHosts:
     Path("h").mkdir()
     said, statuses = on_two_hosts("TRAIN --epsilon 8 --head lamb --out h")
     assert statuses == [2, 2], said
-    assert all("h is there already" in one_line(each) for _, each in said)
+    assert all("h already exists" in one_line(each) for _, each in said)
     assert not ledger.path.exists()

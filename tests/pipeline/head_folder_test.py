@@ -136,7 +136,7 @@ def test_a_notebook_s_head_is_saved_whole_or_not_at_all(tmp_path, monkeypatch):
   assert not [*tmp_path.rglob("*head*")]
   save_head(head, place, dataset="pets", backbone="mine")
   before = read_head(place).receipt
-  with pytest.raises(InputError, match="is there already"):
+  with pytest.raises(InputError, match="already exists"):
     save_head(head, place, dataset="pets")
   assert everything_in(place.parent) == {"head", *(f"head/{f}" for f in FILES)}
   assert read_head(place).receipt == before

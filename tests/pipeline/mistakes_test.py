@@ -37,8 +37,8 @@ TRAIN --delta 0 -> delta=0.0 must lie strictly between 0 and 1.
 TRAIN --delta 0.1 -> delta=0.1 is not below 1/n = 0.0056: publishing one
 TRAIN --cache nowhere -> nowhere: no such directory, or empty; name a cache.
 TRAIN --cache head -> head is no finished cache
-TRAIN --out head -> head is there already; name another place.
-TRAIN --out gs://bucket/o -> is no place on a disk; name another.
+TRAIN --out head -> head already exists; choose another place.
+TRAIN --out gs://bucket/o -> is not a place on a disk; choose another.
 TRAIN --rows 80% -> give percentages in brackets, such as '[:80%]'
 TRAIN --noise-seed x -> --noise-seed 'x': give an integer; see
 TRAIN --from nowhere -> give a folder that `oneshot-dp train` wrote.
@@ -88,7 +88,7 @@ predict head empty --out p.csv --rows [:5%] -> --rows is for a cache, and these
 predict head train empty --out p.csv -> is a cache: give it alone, without
 predict head train --out p.csv --top-k 5 -> --top-k 5 must be from 1 to 4, the
 export seeded --to o -> NOT PRIVATE
-export head --to test -> test is there already; name another place.
+export head --to test -> test already exists; choose another place.
 report train -> give the directory that `train` or `sweep` wrote with --out.
 budget --max-epsilon 8 -> give --cache, --max-epsilon and --max-delta.
 budget --cache train --max-epsilon 8 -> a cap is of one data set and has two

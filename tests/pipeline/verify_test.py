@@ -12,7 +12,7 @@ from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.heads.head_folder import write_head
 from oneshot_dp.pipeline.heads.verify import earlier_head, verify_head
-from oneshot_dp.pipeline.ledger.delivery import deliver_once
+from oneshot_dp.pipeline.ledger.delivery import Delivery
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.sample_heads import bill_of, fit, sample_info, trained_head
 
@@ -25,9 +25,12 @@ def run(ledger, out, made=None, *, mu2=TWO, **charged):
   """A head, delivered as `train` does it."""
   bill = bill_of(mu2, keys=KEYS, **charged)
   asked = {"private_digests": [cache().private_digest]}
-  with deliver_once(out, ledger, [bill], asked=asked) as (folder, ids):
+  with Delivery(out, ledger, [bill], identity=asked) as delivery:
+    delivery.open()
     made = made or trained_head(2.0, DELTA)
-    write_head(folder, made, sample_info(), charge=ids[0])
+    charge = delivery.charge_ids[0]
+    write_head(delivery.folder, made, sample_info(), charge=charge)
+    delivery.commit()
   return out
 
 

@@ -1,0 +1,147 @@
+"""An output that one process writes, and that is shown whole by one rename.
+
+The files are written into `.NAME.unfinished/whole` beside the place where they
+are to be seen. That folder belongs to its owner alone (mode 0700), and is
+locked while its process lives: a second process with the same output is
+refused, and a killed process leaves nothing in view.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.files import disk_errors, sync
+from oneshot_dp.extract.storage import is_url
+
+
+class StagedOutput:
+  """A place on a disk, and the folder where what it shows is written first.
+
+      with StagedOutput(out) as output:
+        output.staging.mkdir()
+        ...  # write into output.staging
+        output.publish()
+
+  What was staged and not published is removed when the block ends, or kept for
+  the next process with the same output if it is `resumable`.
+
+  Attributes:
+    path: the absolute place of the output, links resolved; known once locked.
+    staging: where it is written before; `publish` renames this to `path`.
+  """
+
+  path: Path
+  staging: Path
+
+  def __init__(self, out: Path, *, resumable: bool = False):
+    """Names the place; nothing is touched before `lock`.
+
+    Args:
+      out: the place as the user names it; messages have it so.
+      resumable: whether what is staged is kept for the next process.
+    """
+    self._out = out
+    self._resumable = resumable
+    self._lock_handle: int | None = None
+
+  def lock(self) -> None:
+    """Takes the place, or refuses.
+
+    Raises:
+      InputError: the output cannot be a folder of this machine; another
+        process writes it; the folder beside it is another user's; or something
+        is at `path` already.
+      RunError: the disk refuses.
+    """
+    self.path = _resolve_output(self._out)
+    work_folder = self.path.with_name(f".{self.path.name}.unfinished")
+    self.staging = work_folder / "whole"
+    with disk_errors(self._out):
+      self.path.parent.mkdir(parents=True, exist_ok=True)
+      self._lock_handle = _lock_folder(work_folder, self._out)
+    # A run that was killed after its rename has left a folder to clear, so
+    # this is looked at with the lock in hand.
+    if os.path.lexists(self.path):
+      self.unlock()
+      raise InputError(f"{self._out} already exists; choose another place.")
+    if not self._resumable:
+      shutil.rmtree(self.staging, ignore_errors=True)  # of a killed process
+
+  def publish(self) -> None:
+    """Shows what was staged, at once.
+
+    Raises:
+      RunError: the disk refuses, or the place was taken meanwhile.
+    """
+    with disk_errors(self._out):
+      self.staging.rename(self.path)
+    # The files are in view already: a power cut could undo the rename, and no
+    # more than that.
+    with contextlib.suppress(OSError):
+      sync(self.path.parent)
+
+  def unlock(self) -> None:
+    """Gives the place back; what is staged is removed, or kept to resume."""
+    if self._lock_handle is None:
+      return
+    if not (self._resumable and self.staging.exists()):
+      shutil.rmtree(self.staging.parent, ignore_errors=True)
+    os.close(self._lock_handle)
+    self._lock_handle = None
+
+  def __enter__(self) -> Self:
+    self.lock()
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    self.unlock()
+
+
+def _resolve_output(out: Path) -> Path:
+  """The absolute path of an output; InputError: there can be none."""
+  path = None
+  if not is_url(str(out)):
+    # A loop of links is an OSError, or a RuntimeError of older Pythons.
+    with contextlib.suppress(OSError, RuntimeError):
+      path = out.resolve()
+  if path is None or not path.name:
+    raise InputError(f"{out} is not a place on a disk; choose another.")
+  return path
+
+
+def _lock_folder(folder: Path, out: Path) -> int:
+  """Makes a folder of mode 0700 and locks it; returns the open lock.
+
+  The lock is held while the handle is open, and no longer than its process
+  lives.
+  """
+  while True:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+      raise InputError(
+        f"{folder} belongs to another user; choose another place."
+      )
+    # The holder before removes the folder as its last act, so what was locked
+    # may be a file that is no longer there: then begin again.
+    with (
+      contextlib.suppress(FileNotFoundError),
+      open(folder / "lock", "ab") as file,
+    ):
+      try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        raise InputError(
+          f"another run is writing {out}; wait for it, or choose another place."
+        ) from None
+      if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
+        return os.dup(file.fileno())
