@@ -15,7 +15,11 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows
-from oneshot_dp.linear_dp.statistics import integer_heads, right, units
+from oneshot_dp.linear_dp.statistics import (
+  correct_predictions,
+  integer_heads,
+  unit_count,
+)
 
 _BATCH, _AMONG = 1024, 5
 
@@ -145,16 +149,24 @@ def private_accuracies(
   Heads are public, of one shape, their biases alike unless they read norm 1.
 
   Formal guarantees: Gaussian mechanisms of μ² = `buys` together, on sums of
-  `rows_of(data, each=True)`: a unit's rows one by one, sharing its weight.
+  `rows_of(data, per_row=True)`: a unit's rows one by one, sharing its weight.
   """
   n, share = float(rows.data.n), 0.0
   if counted or rows.data.has_units:
     share = 1 / (len(heads) + 1)
-    n = max(1.0, sums.release("units", rows, units, share * buys)[0].item())
+    counted_units, _ = sums.release(
+      "units", rows, unit_count, mu_squared=share * buys
+    )
+    n = max(1.0, counted_units.item())
   kernels = [np.asarray(head.kernel) for head in heads]
   biases = [np.asarray(head.ranking().bias) for head in heads]
-  of_hits = (1 - share) * buys, *integer_heads(kernels, biases)
-  hits, _ = sums.release("right answers", rows, right, *of_hits)
+  hits, _ = sums.release(
+    "right answers",
+    rows,
+    correct_predictions,
+    mu_squared=(1 - share) * buys,
+    public=integer_heads(kernels, biases),
+  )
   shares = hits.ravel() * math.sqrt(len(heads)) / n
   return [
     Accuracy(top1=top1, num_examples=max(1, round(n)))

@@ -203,7 +203,7 @@ def train_heads(
     k = data.num_classes
     raise InputError(f"class_names={names} must be {k} different names.")
   rows, paid = HEADS[head].rows(data), cost(budget, delta)
-  rows.read()
+  rows.validate()
   if charge is not None:
     charge(paid, source)
   common = {"head": head, "epsilons": budget, "delta": delta, "paid": paid}

@@ -1,11 +1,11 @@
 r"""THE sum and THE door: nothing private leaves by another way.
 
-    Σ_j left_j ⊗ row_j + round(Z),   Z ~ N(0, sd²),   sd = W·R/√buys
+    Σ_j left_j ⊗ row_j + round(Z),   Z ~ N(0, sd²),   sd = W·R/μ
 
 Of every row, left_j is truncated to integers, and ‖left_j‖ ≤ w_j and ‖row_j‖ ≤
 R are checked where it is added, so that a privacy unit, whose weights add up to
 at most W, moves any of these sums by at most W·R: their sensitivity, whatever
-`left` computes.
+a statistic computes.
 """
 
 import functools
@@ -24,7 +24,7 @@ from oneshot_dp.configs.errors import RunError
 from oneshot_dp.linear_dp.dataset import ROW_NORM, within_ball
 from oneshot_dp.linear_dp.noise import NoiseSource, rounded_gaussian
 from oneshot_dp.linear_dp.rows import DATA, SAME, Chunk, Rows, digest_of
-from oneshot_dp.linear_dp.statistics import ONE_COLUMN, RowStatistic, class_sums
+from oneshot_dp.linear_dp.statistics import RowStatistic, class_sums
 
 _SLACK = 1 + 2**-40  # of noise, so that rounded shares never cost more than all
 _MAX_ROWS_IN_INT32 = (2**31 - 1) // ROW_NORM
@@ -43,45 +43,48 @@ class PrivateSums:
 
   Formal guarantees: what leaves is post-processing of Gaussian mechanisms, each
   of sensitivity W·R to a unit or nothing in its place, whose μ² = Σ σ⁻², in
-  rationals, is at most `paid`, however each was chosen after those before it
+  rationals, is at most
+  `mu_squared_budget`, however each was chosen after those before it
   (Smith & Thakurta, "Fully Adaptive Composition for Gaussian Differential
   Privacy", 2022). Sums have the same bits for any order, devices and hosts.
 
   Args:
     source: of the noise; None is none, NOT PRIVATE.
-    paid: μ², in the ledger before this exists.
-    known: what left before of the same rows, and is public.
+    mu_squared_budget: μ², in the ledger before this exists.
+    estimates: what left before of the same rows, and is public.
 
   Attributes:
     releases: what left by this door, in its order.
-    known: statistic → the estimate of all that ever left of it, its σ⁻².
+    estimates: statistic → the estimate of all that ever left of it, its σ⁻².
   """
 
   def __init__(
     self,
     source: NoiseSource | None,
-    paid: float | Fraction,
-    known: Mapping[str, tuple[Float64[np.ndarray, "..."], float]] | None = None,
+    mu_squared_budget: float | Fraction,
+    estimates: Mapping[str, tuple[Float64[np.ndarray, "..."], float]]
+    | None = None,
   ):
     self.source = source
-    self.paid = Fraction(paid)
+    self.mu_squared_budget = Fraction(mu_squared_budget)
     self.releases: list[Release] = []
-    self.known = dict(known or {})
+    self.estimates = dict(estimates or {})
     self._spent = Fraction(0)
 
   def release(
     self,
     name: str,
     rows: Rows,
-    left: RowStatistic,
-    buys: float,
-    *public: Any,
-    once: bool = False,
+    statistic: RowStatistic,
+    *,
+    mu_squared: float,
+    public: tuple[Any, ...] = (),
+    cache: bool = True,
   ) -> tuple[Float64[np.ndarray, "m p"], float]:
-    """Buys σ⁻² = μ² of Σ left ⊗ row, under the name of it that receipts have.
+    """Releases Σ left ⊗ row with noise of σ⁻² = `mu_squared`, under this name.
 
-    `left` is one of `statistics`; `public` is what it is given besides: what
-    left, or is of nothing private. What is bought `once` is not known later.
+    `public` is what the statistic is given besides: what left, or is of
+    nothing private. Without `cache` it is not known later.
 
     Returns the mean, by precision, of all that ever left of it, in units of a
     row of norm 1 and a unit's weight; and its noise multiplier (0 without).
@@ -90,22 +93,22 @@ class PrivateSums:
     asked for something else; before anything is computed.
     """
     sensitivity = rows.data.weight * ROW_NORM
-    if rows.power != 1 and left is not class_sums:
+    if rows.weight_norm_order != 1 and statistic is not class_sums:
       raise RunError(f"{name}: of rows that are weighed for class sums alone.")
     sd, costs = math.inf, Fraction(0)
     if self.source is not None:
-      if 0 < buys < math.inf:
-        sd = sensitivity / math.sqrt(buys) * _SLACK
+      if 0 < mu_squared < math.inf:
+        sd = sensitivity / math.sqrt(mu_squared) * _SLACK
         costs = (sensitivity / Fraction(sd)) ** 2
-      if not costs or self._spent + costs > self.paid:
+      if not costs or self._spent + costs > self.mu_squared_budget:
         raise RunError(f"{name}: more than was charged, so nothing left.")
       self._spent += costs
-    key = digest_of(left.__name__, rows.identity, *public)
+    key = digest_of(statistic.id, rows.identity, *public)
 
     def exact() -> Int64[np.ndarray, "m p"]:
-      if once or key not in rows._totals:
-        rows._totals[key] = _sum(rows, left, public)
-      return rows._totals.pop(key) if once else rows._totals[key]
+      if not cache or key not in rows._totals:
+        rows._totals[key] = _sum(rows, statistic, public)
+      return rows._totals[key] if cache else rows._totals.pop(key)
 
     total = rows.data.hosts.sum(exact)
     if (source := self.source) is None:
@@ -115,18 +118,18 @@ class PrivateSums:
     )
     self.releases.append(Release(name, total.shape, sd / sensitivity))
     bought = float(costs)
-    mean, had = self.known.get(f"{name}/{key}", (0.0, 0.0))
+    mean, had = self.estimates.get(f"{name}/{key}", (0.0, 0.0))
     mean = (had * mean + bought * (noisy / sensitivity)) / (had + bought)
-    if not once:
-      self.known[f"{name}/{key}"] = mean, had + bought
+    if cache:
+      self.estimates[f"{name}/{key}"] = mean, had + bought
     return mean, (had + bought) ** -0.5
 
 
 def _sum(
-  rows: Rows, left: RowStatistic, public: tuple[Any, ...]
+  rows: Rows, statistic: RowStatistic, public: tuple[Any, ...]
 ) -> Int64[np.ndarray, "m p"]:
   """The exact sum over this host's rows."""
-  if left is class_sums:
+  if statistic is class_sums:
     return _class_sums(rows)
   data, same = (NamedSharding(rows.mesh, spec) for spec in (DATA, SAME))
   number = jax.ShapeDtypeStruct((1,), jnp.int32)
@@ -135,11 +138,11 @@ def _sum(
     given = jax.device_put(
       tuple(None if p is None else np.asarray(p) for p in public), same
     )
-    height = jax.eval_shape(left, row, number, number, *given).shape[1]
-    width = 1 if left in ONE_COLUMN else rows.feature_dim
+    height = jax.eval_shape(statistic, row, number, number, *given).shape[1]
+    width = 1 if statistic.one_column else rows.feature_dim
     total = jnp.zeros((rows.mesh.size, height, width), jnp.int64, device=data)
     for chunk in rows.chunks():
-      total = _outer(rows.mesh, left)(total, chunk, given)
+      total = _outer(rows.mesh, statistic)(total, chunk, given)
     return np.asarray(total).sum(axis=0)
 
 
@@ -167,18 +170,18 @@ def _class_sums(rows: Rows) -> Int64[np.ndarray, "K d"]:
 
 
 @functools.cache
-def _outer(mesh: Mesh, left: RowStatistic) -> Callable[..., Array]:
+def _outer(mesh: Mesh, statistic: RowStatistic) -> Callable[..., Array]:
   """Compiles (totals int64 [devices, m, p], chunk, public) → totals."""
 
   def add(total: Array, chunk: Chunk, public: tuple[Any, ...]) -> Array:
     row, label, w = chunk
-    a = jnp.trunc(left(row, label, w, *public).astype(jnp.float64))
+    a = jnp.trunc(statistic(row, label, w, *public).astype(jnp.float64))
     z = row.astype(jnp.float64)
     # Squares of integers: exact up to 2⁵³, and past that too long anyway.
     short = jnp.square(a).sum(1) <= jnp.square(w.astype(jnp.float64))
     short &= jnp.square(z).sum(1) <= ROW_NORM * ROW_NORM
     a = jnp.where(short[:, None], a, 0)
-    if left in ONE_COLUMN:
+    if statistic.one_column:
       z = jnp.full((len(z), 1), float(ROW_NORM))
     # Sums of integers below 2⁵³: exact in any order.
     product = jnp.matmul(a.T, z, precision="highest")

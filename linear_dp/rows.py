@@ -51,20 +51,21 @@ class Rows:
 
   Attributes:
     data: which rows they are of.
-    make: starts a pass.
+    iter_chunks: starts a pass.
     identity: which function of the data these are, in hexadecimal.
     feature_dim: d, or p behind a map.
-    power: Σ w^power ≤ W^power over the rows of a unit; 2 is for class sums.
+    weight_norm_order: p, where Σ w^p ≤ W^p over the rows of a unit; 2 is for
+      class sums.
     mesh: of the devices that they are on.
     keep: from the first pass on in memory, where they fit.
     note: what a person is told of where these are summed, if anything.
   """
 
   data: PrivateDataset
-  make: Callable[[], Iterator[Chunk]]
+  iter_chunks: Callable[[], Iterator[Chunk]]
   identity: str
   feature_dim: int
-  power: int
+  weight_norm_order: int
   mesh: Mesh
   keep: bool = False
   note: str = ""
@@ -79,13 +80,13 @@ class Rows:
       return
     size = 2 * self.data.n * self.feature_dim // self.data.hosts.count
     kept, fits = [], self.keep and size <= _RESIDENT_BYTES
-    for chunk in self.make():
+    for chunk in self.iter_chunks():
       if fits:
         kept.append(chunk)
       yield chunk
     self._kept = kept if fits else None
 
-  def read(self) -> None:
+  def validate(self) -> None:
     """One pass; what is wrong with a row is an InputError, on all hosts."""
     self.data.hosts.sum(lambda: np.array([sum(1 for _ in self.chunks())]))
 
@@ -106,7 +107,7 @@ class Rows:
         raise InputError(f"a map whose longest column has norm {longest}.")
       a = np.rint(matrix * (ROW_NORM / longest))
 
-    def make() -> Iterator[Chunk]:
+    def iter_chunks() -> Iterator[Chunk]:
       with jax.enable_x64(True):
         public = jax.device_put((c, a), NamedSharding(self.mesh, SAME))
       for chunk in self.chunks():
@@ -116,10 +117,10 @@ class Rows:
 
     return Rows(
       data=self.data,
-      make=make,
+      iter_chunks=iter_chunks,
       identity=digest_of(self.identity, c, a),
       feature_dim=self.feature_dim if matrix is None else a.shape[1],
-      power=self.power,
+      weight_norm_order=self.weight_norm_order,
       mesh=self.mesh,
       keep=True,
     )
@@ -128,28 +129,32 @@ class Rows:
 def rows_of(
   data: PrivateDataset,
   *,
-  most: float = math.inf,
-  power: int = 1,
-  each: bool = False,
+  max_inverse_norm: float = math.inf,
+  weight_norm_order: int = 1,
+  per_row: bool = False,
   keep: bool = False,
 ) -> Rows:
-  """The rows of passes over `data`, brought to norm 1, or cut to norm 1/most.
+  """Rows of `data`, brought to norm 1, or cut to norm 1/max_inverse_norm.
 
-  With power 2 they are for class sums alone; with `each` (and power 1) the rows
-  of a unit come one by one, not as their means.
+  With weight_norm_order 2 they are for class sums alone; with `per_row` (and
+  order 1) the rows of a unit come one by one, not as their means.
 
   InputError, in a pass: a row that is not finite or longer than its
   embedding_norm says, or see `PrivateDataset.checked_blocks`.
   """
   # A TPU adds up int32, which is what class sums are of where no unit has many
   # rows; it has no float64, so its host's CPU does the rest.
-  on_host = jax.default_backend() == "tpu" and (power == 1 or data.has_units)
+  on_host = jax.default_backend() == "tpu" and (
+    weight_norm_order == 1 or data.has_units
+  )
   devices = jax.local_devices(backend="cpu" if on_host else None)
   mesh = Mesh(np.array(devices), ("data",))
   rows = _chunk_rows(data, mesh.size)
 
-  def make() -> Iterator[Chunk]:
-    parts = _integer_chunks(data, most, rows, NamedSharding(mesh, DATA))
+  def iter_chunks() -> Iterator[Chunk]:
+    parts = _integer_chunks(
+      data, max_inverse_norm, rows, NamedSharding(mesh, DATA)
+    )
     if not data.has_units:
       yield from (chunk for chunk, _ in parts)
       return
@@ -158,9 +163,11 @@ def rows_of(
       stored,
       data.hosts.own_units,
       data.weight,
-      room=room_in_ball(data.feature_dim) if most == math.inf else None,
-      power=power,
-      each=each,
+      room=room_in_ball(data.feature_dim)
+      if max_inverse_norm == math.inf
+      else None,
+      power=weight_norm_order,
+      each=per_row,
     ):
       for start in range(0, len(columns[0]), rows):
         some = (column[start : start + rows] for column in columns)
@@ -171,10 +178,16 @@ def rows_of(
 
   return Rows(
     data=data,
-    make=make,
-    identity=digest_of(float(most), power, each, data.weight, data.unit),
+    iter_chunks=iter_chunks,
+    identity=digest_of(
+      float(max_inverse_norm),
+      weight_norm_order,
+      per_row,
+      data.weight,
+      data.unit,
+    ),
     feature_dim=data.feature_dim,
-    power=power,
+    weight_norm_order=weight_norm_order,
     mesh=mesh,
     keep=keep,
     note="A TPU's host makes the sums, in its float64." if on_host else "",

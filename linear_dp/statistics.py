@@ -1,16 +1,20 @@
-"""What is summed: of each row a vector left, of integers of norm ≤ its weight.
+"""The statistics that are summed over private rows.
 
-The statistic is Σ_j left_j ⊗ row_j. `PrivateSums.release` truncates left and
-checks every norm in integers: what floating-point numbers do here may spoil a
-row, never its bound. A `left` is a function of the row, its label, its weight
-and public numbers, with the same bits for a row wherever it is: products are of
-integers and exact, all else is one IEEE operation on a number of its own, and
-no product is added to anything before it was rounded.
+Each statistic is a sum of outer products Σ_j left_j ⊗ row_j, and is defined by
+its left factor: a vector of a row, its label, its weight and public numbers.
+`PrivateSums.release` truncates left factors to integers and checks the norm of
+each where it is added, so that no rounding in this file can break the bound on
+sensitivity; it can only spoil what a row adds.
+
+A left factor must have the same bits for a row wherever the row lies. That is
+why products here are of integers and exact, everything else is one IEEE
+operation on numbers of the row's own, and no product is added to anything
+before it was rounded: a compiler that fuses or reorders changes nothing.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,52 +24,110 @@ from jaxtyping import Array, Float, Float64
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.dataset import ROW_NORM, room_in_ball
 
-RowStatistic = Callable[..., Any]
-KERNEL = 2**24 // ROW_NORM
-"""Norm of the longest integer weights: in float32 products with rows are exact,
-in half of float64's time."""
-_LOGIT, _EXP = 2.0**-12, 2.0**-24  # steps of logits and of exponentials
-_STEP = 2.0**22
-_POWERS = np.rint(np.exp(-np.arange(2**16) * _LOGIT) / _EXP).astype(np.int32)
+KERNEL_NORM = 2**24 // ROW_NORM
+"""Largest norm of a column of integer weights. Products with rows stay below
+2²⁴, so float32 multiplies them exactly, in half of float64's time."""
+
+# Softmax by integers: logits are multiples of _LOGIT_STEP, exponentials of
+# _EXP_STEP, and probabilities are counted in units of 1/_PROBABILITY_UNITS.
+_LOGIT_STEP = 2.0**-12
+_EXP_STEP = 2.0**-24
+_PROBABILITY_UNITS = 2.0**22
+_EXP_TABLE = np.rint(np.exp(-np.arange(2**16) * _LOGIT_STEP) / _EXP_STEP)
+_EXP_TABLE = _EXP_TABLE.astype(np.int32)
 
 
-def class_sums(row: Array, label: Array, w: Array, classes: Array) -> Array:
-  """w·e_y: the sum of each class's rows, [K, d]; the door has a faster way."""
-  return jnp.where(label[:, None] == classes, w[:, None], 0)
+@dataclasses.dataclass(frozen=True)
+class RowStatistic:
+  """A sum over rows, Σ_j left_j ⊗ row_j, defined by its left factor.
 
-
-def ones(row: Array, label: Array, w: Array) -> Array:
-  """w: the sum of all rows, [1, d]."""
-  return w[:, None]
-
-
-def itself(row: Array, label: Array, w: Array) -> Array:
-  """row·w/R: the second moment, [d, d].
-
-  (M + Mᵀ)/2, after the noise, has exactly the law of a symmetric release.
+  Attributes:
+    id: identifies the statistic in saved heads, so that a later run averages
+      what it buys with what was released before. Ids never change.
+    left_factor: computes (row [c, d], label [c], weight [c], *public) → [c, m],
+      where a row's left factor is to have a norm of at most its weight.
+    one_column: whether the left factors alone are summed: each row counts as
+      the number R, and the sum is [m, 1].
   """
-  return row.astype(jnp.float64) * w[:, None] * (1 / ROW_NORM)
+
+  id: str
+  left_factor: Callable[..., Array]
+  one_column: bool = False
+
+  def __call__(
+    self, row: Array, label: Array, weight: Array, *public: Array | None
+  ) -> Array:
+    return self.left_factor(row, label, weight, *public)
 
 
-def units(row: Array, label: Array, w: Array) -> Array:
-  """w: about how many privacy units have a row that is not null, [1, 1]."""
-  return w[:, None]
+def row_statistic(
+  *, id: str, one_column: bool = False
+) -> Callable[[Callable[..., Array]], RowStatistic]:
+  """Decorates a left factor: makes it the statistic of this id."""
+
+  def decorate(left_factor: Callable[..., Array]) -> RowStatistic:
+    return RowStatistic(id, left_factor, one_column)
+
+  return decorate
 
 
-def class_counts(row: Array, label: Array, w: Array, classes: Array) -> Array:
-  """w·e_y: how many units, in parts, are of each of `classes`, [K, 1]."""
-  return class_sums(row, label, w, classes)
-
-
-def right(
-  row: Array, label: Array, w: Array, kernels: Array, biases: Array
+@row_statistic(id="class_sums")
+def class_sums(
+  row: Array, label: Array, weight: Array, classes: Array
 ) -> Array:
-  """⌊w/√H⌋ where head h ranks the row's class first, [H, 1].
+  """w·e_y: the weighted sum of the rows of each class, [K, d].
 
-  `kernels` [H, d, K] and `biases` [H, K] are those of `integer_heads`. Of heads
-  that rank alike the first class is first. Estimates are to be scaled by √H.
+  `sum_kernels` adds it up by a scatter, which needs no products.
   """
-  share = jnp.floor(w * (1 / math.sqrt(len(kernels)) * (1 - 2**-40)))
+  return jnp.where(label[:, None] == classes, weight[:, None], 0)
+
+
+@row_statistic(id="ones")
+def row_weights(row: Array, label: Array, weight: Array) -> Array:
+  """w: the weighted sum of all rows, [1, d]."""
+  return weight[:, None]
+
+
+@row_statistic(id="itself")
+def second_moment(row: Array, label: Array, weight: Array) -> Array:
+  """row·w/R: the weighted sum of row ⊗ row, [d, d].
+
+  After noise, (M + Mᵀ)/2 has exactly the law of a symmetric release.
+  """
+  return row.astype(jnp.float64) * weight[:, None] * (1 / ROW_NORM)
+
+
+@row_statistic(id="units", one_column=True)
+def unit_count(row: Array, label: Array, weight: Array) -> Array:
+  """w: about how many privacy units have a row that is not zero, [1, 1]."""
+  return weight[:, None]
+
+
+@row_statistic(id="class_counts", one_column=True)
+def class_counts(
+  row: Array, label: Array, weight: Array, classes: Array
+) -> Array:
+  """w·e_y: how many units, in fractions, belong to each class, [K, 1]."""
+  return jnp.where(label[:, None] == classes, weight[:, None], 0)
+
+
+@row_statistic(id="right", one_column=True)
+def correct_predictions(
+  row: Array, label: Array, weight: Array, kernels: Array, biases: Array
+) -> Array:
+  """⌊w/√H⌋ for each of H heads that predicts the row's class, [H, 1].
+
+  Of classes with equal logits the first one is predicted. The counts are to be
+  multiplied by √H.
+
+  Args:
+    row: integers [c, d].
+    label: [c].
+    weight: [c].
+    kernels: [H, d, K], from `integer_heads`.
+    biases: [H, K], from `integer_heads`.
+  """
+  share = jnp.floor(weight * (1 / math.sqrt(len(kernels)) * (1 - 2**-40)))
   hits = []
   for kernel, bias in zip(kernels, biases, strict=True):
     logits = row.astype(jnp.float64) @ kernel + bias
@@ -73,66 +135,104 @@ def right(
   return jnp.where(jnp.stack(hits, axis=1), share[:, None], 0)
 
 
-ONE_COLUMN = frozenset([units, class_counts, right])
-"""Sums of left alone: row is the number R, so that they are [m, 1]."""
+@row_statistic(id="residual")
+def residual(
+  row: Array,
+  label: Array,
+  weight: Array,
+  kernel: Array,
+  step: Array,
+  clip: Array,
+  log_prior: Array | None = None,
+) -> Array:
+  """(softmax(l) − e_y)·w/C, no longer than w: a clipped gradient, [K, d].
+
+      l = row·kernel·step (+ log_prior)
+
+  The sum is in units of C. The order of the operations below is what makes
+  their bits independent of devices and compilers.
+
+  Args:
+    row: integers [c, d].
+    label: [c].
+    weight: [c].
+    kernel: integers [d, K], from `integer_kernel`.
+    step: what one unit of row·kernel is worth, from `integer_kernel`.
+    clip: C, the norm to which softmax(l) − e_y is clipped.
+    log_prior: public logarithms of class shares, [K], added to the logits.
+  """
+  # Logits: an exact product of integers, then rounded to the grid.
+  product = jnp.matmul(
+    row.astype(jnp.float32), kernel.astype(jnp.float32), precision="highest"
+  )
+  logit = jnp.rint(product.astype(jnp.float64) * (step / _LOGIT_STEP))
+  if log_prior is not None:
+    logit = logit + jnp.rint(log_prior * (1 / _LOGIT_STEP))
+  # Softmax from a table of integer exponentials, whose sum is exact.
+  distance = logit.max(1, keepdims=True) - logit
+  index = jnp.minimum(distance, len(_EXP_TABLE) - 1).astype(jnp.int32)
+  power = jnp.asarray(_EXP_TABLE)[index].astype(jnp.int64)
+  p = jnp.rint(power * (_PROBABILITY_UNITS / power.sum(1, keepdims=True)))
+  one_hot = jax.nn.one_hot(label, p.shape[1], dtype=jnp.float64)
+  r = p - one_hot * _PROBABILITY_UNITS
+  # The clip: scaled by 1/C, or by 1/norm where that is shorter.
+  norm = jnp.sqrt(jnp.square(r).sum(1, keepdims=True))
+  scale = jnp.minimum(
+    1 / (_PROBABILITY_UNITS * clip), (1 - 2**-40) / jnp.maximum(norm, 1)
+  )
+  return r * (scale * weight[:, None])
 
 
 def integer_heads(
   kernels: Sequence[Float[np.ndarray, "d K"]],
   biases: Sequence[Float[np.ndarray, " K"]],
 ) -> tuple[Float64[np.ndarray, "H d K"], Float64[np.ndarray, "H K"]]:
-  """Heads of rows at norm 1, as the integers that `right` reads."""
-  found = []
+  """Rounds H heads to integers, for `correct_predictions`.
+
+  Args:
+    kernels: of heads that classify rows at norm 1, each [d, K].
+    biases: each [K].
+
+  Returns:
+    The kernels [H, d, K] and biases [H, K], each head on a grid of its own that
+    keeps its ranking and leaves products with rows exact in float64.
+  """
+  integer_kernels = []
+  integer_biases = []
   for kernel, bias in zip(kernels, biases, strict=True):
-    kernel, bias = np.float64(kernel), np.float64(bias)
-    longest = np.sqrt(np.square(kernel).sum(axis=0)).max()
-    longest = max(longest, np.abs(bias - bias.mean()).max(), 1e-200)
+    kernel64 = np.asarray(kernel, np.float64)
+    bias64 = np.asarray(bias, np.float64)
+    centered = bias64 - bias64.mean()
+    longest = np.sqrt(np.square(kernel64).sum(axis=0)).max()
+    longest = max(longest, np.abs(centered).max(), 1e-200)
     grid = 2.0 ** math.floor(math.log2(2**30 / longest))
-    shift = (bias - bias.mean()) * (grid * room_in_ball(len(kernels[0])))
-    found.append((np.rint(kernel * grid), np.rint(shift)))
-  integers, biases = zip(*found, strict=True)
-  return np.stack(integers), np.stack(biases)
+    integer_kernels.append(np.rint(kernel64 * grid))
+    scale = grid * room_in_ball(len(kernel64))
+    integer_biases.append(np.rint(centered * scale))
+  return np.stack(integer_kernels), np.stack(integer_biases)
 
 
 def integer_kernel(
   kernel: Float64[np.ndarray, "p K"],
 ) -> tuple[Float64[np.ndarray, "p K"], float]:
-  """The nearest weights of integers, and their step for `residual`.
+  """Rounds weights to integers, for `residual`.
 
-  The kernel is of rows at norm 1. InputError: it is not finite.
+  Args:
+    kernel: weights [p, K] for rows at norm 1.
+
+  Returns:
+    The integer weights [p, K], and what one unit of their product with a row
+    of integers is worth.
+
+  Raises:
+    InputError: the weights are not finite.
   """
   longest = float(np.linalg.norm(kernel, axis=0).max())
   if not math.isfinite(longest):
     raise InputError(f"weights whose longest column has norm {longest}.")
-  room = KERNEL - math.sqrt(len(kernel)) / 2 - 1
-  power = math.floor(math.log2(room / longest)) if longest > 0 else 0
+  # √p/2 is what rounding adds to a column's norm at most.
+  room = KERNEL_NORM - math.sqrt(len(kernel)) / 2 - 1
+  power = 0
+  if longest > 0:
+    power = math.floor(math.log2(room / longest))
   return np.rint(np.ldexp(kernel, power)), 2.0**-power / ROW_NORM
-
-
-def residual(
-  row: Array,
-  label: Array,
-  w: Array,
-  kernel: Array,
-  step: Array,
-  clip: Array,
-  log_prior: Array | None = None,
-) -> Array:
-  """(softmax(l) − e_y)·w/clip, of norm ≤ w: a clipped gradient, [K, d].
-
-  l = row·kernel·step (+ log_prior, public), with the integers of
-  `integer_kernel`. The sum is in units of `clip`.
-  """
-  product = jnp.matmul(
-    row.astype(jnp.float32), kernel.astype(jnp.float32), precision="highest"
-  )
-  logit = jnp.rint(product.astype(jnp.float64) * (step / _LOGIT))
-  if log_prior is not None:
-    logit = logit + jnp.rint(log_prior * (1 / _LOGIT))
-  below = jnp.minimum(logit.max(1, keepdims=True) - logit, len(_POWERS) - 1)
-  power = jnp.asarray(_POWERS)[below.astype(jnp.int32)].astype(jnp.int64)
-  p = jnp.rint(power * (_STEP / power.sum(1, keepdims=True)))
-  r = p - jax.nn.one_hot(label, p.shape[1], dtype=jnp.float64) * _STEP
-  norm = jnp.sqrt(jnp.square(r).sum(1, keepdims=True))
-  shorter = jnp.minimum(1 / (_STEP * clip), (1 - 2**-40) / jnp.maximum(norm, 1))
-  return r * (shorter * w[:, None])

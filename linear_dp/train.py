@@ -34,7 +34,7 @@ class Head(NamedTuple):
   """How a head sees rows, and (sums, rows, buys, had, last, options) → it.
 
   `rows` are for any number of `train`s; what is wrong with one is told by
-  `Rows.read`, before any charge.
+  `Rows.validate`, before any charge.
   """
 
   rows: Callable[[PrivateDataset], Rows]
@@ -181,7 +181,7 @@ def train(
     so_far = mu_squared_from_epsilon(epsilon, delta)
     made, last = HEADS[head].make(sums, rows, so_far - had, had, last, options)
     had, state = so_far, dict(last)
-    for key, (estimate, precision) in sums.known.items():
+    for key, (estimate, precision) in sums.estimates.items():
       state[f"estimate/{key}"] = estimate
       state[f"precision/{key}"] = np.array(precision)
     yield TrainedHead(

@@ -35,7 +35,7 @@ from oneshot_dp.linear_dp.dataset import ROW_NORM, Block, PrivateDataset
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Chunk, Rows
-from oneshot_dp.linear_dp.statistics import ONE_COLUMN, class_sums
+from oneshot_dp.linear_dp.statistics import RowStatistic, class_sums
 from oneshot_dp.linear_dp.train import HEADS
 
 _LENGTH = 100.0  # a canary's norm: far more than any row is cut to
@@ -137,7 +137,7 @@ class Followed(Rows):
     return z if space is None else z - (z @ space) @ space.T
 
   def added(
-    self, left: Any, public: Sequence[Any]
+    self, left: RowStatistic, public: Sequence[Any]
   ) -> tuple[Float64[np.ndarray, "m q"], Float64[np.ndarray, "m p"]]:
     """What each canary adds to a sum, left ⊗ row, by the code that adds it."""
     if left is class_sums:  # the door knows all classes
@@ -149,7 +149,7 @@ class Followed(Rows):
         return np.trunc(np.asarray(left(*given), np.float64))
 
     row = self.directions
-    if left in ONE_COLUMN:  # real rows hide canaries there
+    if left.one_column:  # real rows hide canaries there
       row = np.full((self.count, 1), float(self.real_space is None))
     return self._of_canaries(weighed).sum(axis=1) / self.data.weight, row
 
@@ -182,10 +182,19 @@ class _Watched(PrivateSums):
     self.seen: list[Seen] = []
 
   def release(
-    self, name: str, rows: Any, left: Any, buys: float, *public: Any, **how: Any
+    self,
+    name: str,
+    rows: Any,
+    statistic: RowStatistic,
+    *,
+    mu_squared: float,
+    public: tuple[Any, ...] = (),
+    cache: bool = True,
   ) -> tuple[Float64[np.ndarray, "q p"], float]:
-    value, noise = super().release(name, rows, left, buys, *public, **how)
-    self.seen.append(Seen(name, value, noise, *rows.added(left, public)))
+    value, noise = super().release(
+      name, rows, statistic, mu_squared=mu_squared, public=public, cache=cache
+    )
+    self.seen.append(Seen(name, value, noise, *rows.added(statistic, public)))
     return value, noise
 
 

@@ -22,7 +22,7 @@ learning via logit adjustment" (ICLR 2021), equation 10.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float64
@@ -32,12 +32,13 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows
 from oneshot_dp.linear_dp.statistics import (
+  RowStatistic,
   class_counts,
   integer_kernel,
-  itself,
-  ones,
   residual,
-  units,
+  row_weights,
+  second_moment,
+  unit_count,
 )
 
 UNITS, MEAN, COUNTS, MOMENT = 0.005, 0.02, 0.02, 0.06
@@ -82,29 +83,31 @@ def auto(
   num_classes, d = rows.data.num_classes, rows.feature_dim
   centres, left = not options.start, 1.0
   if last:  # a start is where the first head began
-    centres = any(key.startswith("mean/") for key in sums.known)
+    centres = any(key.startswith("mean/") for key in sums.estimates)
 
   def bought(
-    share: float, name: str, statistic: Callable, *public: object
+    share: float, name: str, statistic: RowStatistic, *public: object
   ) -> tuple[np.ndarray, float]:
     nonlocal left
     left -= share
-    return sums.release(name, rows, statistic, share * buys, *public)
+    return sums.release(
+      name, rows, statistic, mu_squared=share * buys, public=public
+    )
 
   n = float(rows.data.n)
   if rows.data.has_units:
-    n = max(1.0, np.rint(bought(UNITS, "units", units)[0].item()))
+    n = max(1.0, np.rint(bought(UNITS, "units", unit_count)[0].item()))
   prior = None
   if options.balanced:
     classes = np.arange(num_classes)
     prior = log_prior(*bought(COUNTS, "class counts", class_counts, classes))
   mean = np.zeros(d)
   if centres:
-    total, noise = bought(MEAN, "mean", ones)
+    total, noise = bought(MEAN, "mean", row_weights)
     mean = shrunk(total.reshape(d) / n, noise / n)
   matrix = inverse = None
   if n >= ROWS_TO_WHITEN * sigma * num_classes:
-    moment, noise = bought(MOMENT, "second moment", itself)
+    moment, noise = bought(MOMENT, "second moment", second_moment)
     # Noise of σ on the diagonal and σ/√2 beside it, as of a symmetric release.
     covariance = (moment + moment.T) / 2 - n * np.outer(mean, mean)
     ridge = RIDGE * noise * math.sqrt(MOMENT * num_classes * d)
@@ -129,8 +132,15 @@ def auto(
   rate = new * b * n * (1 - MOMENTUM) / (STEPS * clip * noise)
   of_step, velocity = left * buys / STEPS, np.zeros_like(kernel)
   for _ in range(STEPS):
-    at = of_step, *integer_kernel(kernel), clip, prior
-    gradient, _ = sums.release("gradient", mapped, residual, *at, once=True)
+    integers, step = integer_kernel(kernel)
+    gradient, _ = sums.release(
+      "gradient",
+      mapped,
+      residual,
+      mu_squared=of_step,
+      public=(integers, step, clip, prior),
+      cache=False,
+    )
     velocity = MOMENTUM * velocity + gradient.T * (clip / n)
     kernel = kernel - rate * velocity
   length = np.linalg.norm(kernel, axis=0).mean()

@@ -48,7 +48,7 @@ def residual_norm(num_classes: int) -> float:
 def clipped_rows(data: PrivateDataset) -> Rows:
   """Rows no longer than C/‖r‖, which are of norm R; for class sums alone."""
   most = residual_norm(data.num_classes) / CLIP_NORM
-  return rows_of(data, most=most, power=2)
+  return rows_of(data, max_inverse_norm=most, weight_norm_order=2)
 
 
 def one_step(
@@ -63,7 +63,7 @@ def one_step(
   Formal guarantees: the class sums leave by one Gaussian mechanism of μ² =
   `buys`, averaged with what left for a smaller ε; all else is post-processing.
   """
-  s, _ = sums.release("class sums", rows, class_sums, buys)
+  s, _ = sums.release("class sums", rows, class_sums, mu_squared=buys)
   scale = CLIP_NORM / residual_norm(rows.data.num_classes) / rows.data.n
   gradient = jnp.asarray(((P0 * s.sum(axis=0) - s) * scale).T, jnp.float32)
   zero = jnp.zeros(gradient.shape, jnp.float32)

@@ -102,7 +102,7 @@ def _among_real_rows(
   (charge,) = plan.bills[0].charges
   charge = msgspec.structs.replace(charge, what=f"audit of {charge.what}")
   bill = dataclasses.replace(plan.bills[0], charges=(charge,))
-  rows.read()
+  rows.validate()
   said = f"{charge.what}: {bill.dataset!r} pays, by {plan.ledger.path}"
   print(*plan.notes, said, sep="\n", file=sys.stderr)
   asked = {"audit": claim, "canaries": m, "digest": cache.private_digest}

@@ -78,7 +78,7 @@ class EvalRows:
     self.cast = CacheRole(
       cache, "public" if epsilon is None else "private", flag
     )
-    self._rows = rows_of(data_of(cache, hosts), each=True)
+    self._rows = rows_of(data_of(cache, hosts), per_row=True)
     if epsilon is not None:
       if delta is None:
         raise InputError("--private-eval needs --delta, too.")
@@ -88,7 +88,7 @@ class EvalRows:
       )
       accounting.check_delta(delta, cache.n, allow_weak_privacy=insisted)
       self.budget = epsilon, delta
-    self._rows.read()
+    self._rows.validate()
 
   def bills(self) -> list[ChargeRequest]:
     """What the counts cost, of all heads together."""

@@ -90,7 +90,7 @@ class Plan:
     check_memory(f"heads of {d:,} x {k:,} from {n:,} rows", needs, fix)
     self.rows = {head: HEADS[head].rows(data) for head in asked.heads}
     for rows in self.rows.values():
-      rows.read()
+      rows.validate()
     insisted = asked.allow_duplicates
     self.notes = check_roles(self.casts, self.ledger, allow_duplicates=insisted)
     self.notes += {rows.note for rows in self.rows.values()} - {""}

@@ -79,8 +79,10 @@ def class_sums(cache: FeatureCache) -> None:
       block["embedding"].shape  # noqa: B018  (read and do nothing)
 
   def summed() -> None:
-    rows = rows_of(data, most=1.0, power=2)
-    PrivateSums(None, 0.0).release("s", rows, statistics.class_sums, 1.0)
+    rows = rows_of(data, max_inverse_norm=1.0, weight_norm_order=2)
+    PrivateSums(None, 0.0).release(
+      "s", rows, statistics.class_sums, mu_squared=1.0
+    )
 
   timed(summed)  # compiles, and fills the page cache
   # Alternating, so that a noisy neighbour hits both alike.
@@ -94,12 +96,14 @@ def class_sums(cache: FeatureCache) -> None:
     f" ({size / reads / 1e9:.2f} GB/s); ratio best {sums / reads:.2f}, median"
     f" pair {np.median([s / r for r, s in pairs]):.2f}; {peak:.2f} GB at most"
   )
-  rows = rows_of(data, most=1.0, power=2)
-  PrivateSums(None, 0.0).release("s", rows, statistics.class_sums, 1.0)
+  rows = rows_of(data, max_inverse_norm=1.0, weight_norm_order=2)
+  PrivateSums(None, 0.0).release(
+    "s", rows, statistics.class_sums, mu_squared=1.0
+  )
 
   def noise() -> None:  # rows remember their sum
     sums = PrivateSums(NoiseSource(), 1.0)
-    sums.release("s", rows, statistics.class_sums, 1.0)
+    sums.release("s", rows, statistics.class_sums, mu_squared=1.0)
 
   print(f"noise of a head {min(timed(noise) for _ in range(3)):.2f} s")
 
@@ -125,7 +129,12 @@ def step_of_auto(n: int, dim: int, classes: int) -> None:
 
   def gradient() -> None:
     PrivateSums(None, 0.0).release(
-      "g", rows, statistics.residual, 1.0, kernel, step, 0.03, once=True
+      "g",
+      rows,
+      statistics.residual,
+      mu_squared=1.0,
+      public=(kernel, step, 0.03),
+      cache=False,
     )
 
   bare(), gradient()

@@ -34,7 +34,9 @@ from tests.linear_dp.statistic_catalogue import (
 def test_rows_are_rounded_to_the_grid(dtype, most):
   x, label = hostile_rows(np.random.default_rng(0), dtype=np.float16)
   data = array_data(x.astype(dtype), label, num_classes=4)
-  z, labels, weight = (c[:24] for c in columns_of(rows_of(data, most=most)))
+  z, labels, weight = (
+    c[:24] for c in columns_of(rows_of(data, max_inverse_norm=most))
+  )
   wide = x.astype(dtype).astype(np.float64)
   norm = np.linalg.norm(wide, axis=1)
   with np.errstate(divide="ignore"):
@@ -182,10 +184,12 @@ def test_units_are_mean_rows_at_exact_weights(power, most):
   rng = np.random.default_rng(power)
   x, label = hostile_rows(rng, n=200)
   unit = rng.integers(-3, 12, 200) ** 3 * 2**40
-  plain = columns_of(rows_of(data_of(x, label), most=most))[0][:200]
+  plain = columns_of(rows_of(data_of(x, label), max_inverse_norm=most))[0][:200]
   oracle = oracle_of_units(plain.tolist(), label, unit, power)
   z, labels, weight = columns_of(
-    rows_of(data_of(x, label, unit), most=most, power=power)
+    rows_of(
+      data_of(x, label, unit), max_inverse_norm=most, weight_norm_order=power
+    )
   )
   assert (weight[len(oracle) :] == 0).all()
   for i, (u, c) in enumerate(sorted(oracle)):

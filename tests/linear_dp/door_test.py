@@ -27,11 +27,14 @@ from tests.linear_dp.statistic_catalogue import (
 def test_rows_weighed_for_class_sums_are_for_nothing_else():
   """Σw² ≤ W² bounds orthogonal blocks alone."""
   x, label = hostile_rows(np.random.default_rng(0))
-  rows, sums = rows_of(data_of(x, label), power=2), PrivateSums(None, 0.0)
+  rows, sums = (
+    rows_of(data_of(x, label), weight_norm_order=2),
+    PrivateSums(None, 0.0),
+  )
   for name, of in STATISTICS.items():
     if of.left is not statistics.class_sums:
       with pytest.raises(RunError, match="class sums alone"):
-        sums.release(name, rows, of.left, 1.0, *of.public)
+        sums.release(name, rows, of.left, mu_squared=1.0, public=of.public)
 
 
 class NoBits(NoiseSource):
@@ -39,6 +42,7 @@ class NoBits(NoiseSource):
     raise AssertionError("noise was drawn")
 
 
+@statistics.row_statistic(id="never")
 def never(row, label, w):
   raise AssertionError("the sum was computed")
 
@@ -56,7 +60,9 @@ def null_rows(dim):
 )
 def test_more_than_was_paid_is_refused_before_anything_is_done(paid, buys):
   with pytest.raises(RunError, match="more than was charged, so nothing left"):
-    PrivateSums(NoBits(), paid).release("it", null_rows(1), never, buys)
+    PrivateSums(NoBits(), paid).release(
+      "it", null_rows(1), never, mu_squared=buys
+    )
 
 
 @pytest.mark.parametrize("count", [3, 7, 10, 19])
@@ -66,11 +72,13 @@ def test_shares_that_are_rounded_up_are_not_refused(count, paid):
   sums = PrivateSums(NoiseSource(1), paid)
   for _ in range(count):
     share = math.nextafter(paid / count, math.inf)
-    sums.release("it", null_rows(1), statistics.ones, share)
+    sums.release("it", null_rows(1), statistics.row_weights, mu_squared=share)
   spent = sum(1 / Fraction(r.noise_multiplier) ** 2 for r in sums.releases)
   assert Fraction(paid) * Fraction(1 - 2**-30) < spent <= Fraction(paid)
   with pytest.raises(RunError, match="more than was charged"):
-    sums.release("it", null_rows(1), statistics.ones, 1e-9 * paid)
+    sums.release(
+      "it", null_rows(1), statistics.row_weights, mu_squared=1e-9 * paid
+    )
 
 
 @every
@@ -99,11 +107,17 @@ def test_topping_up_has_the_law_of_one_draw():
   buys = (0.3, 0.02, 1.7)
   given = null_rows(4000)
   sums = PrivateSums(NoiseSource(9), sum(buys[:2]) * 1.01)
-  first, _ = sums.release("mean", given, statistics.ones, buys[0])
-  second, sigma = sums.release("mean", given, statistics.ones, buys[1])
+  first, _ = sums.release(
+    "mean", given, statistics.row_weights, mu_squared=buys[0]
+  )
+  second, sigma = sums.release(
+    "mean", given, statistics.row_weights, mu_squared=buys[1]
+  )
   assert sigma == pytest.approx(sum(buys[:2]) ** -0.5, rel=1e-11)
-  later = PrivateSums(NoiseSource(10), buys[2] * 1.01, sums.known)
-  third, sigma = later.release("mean", given, statistics.ones, buys[2])
+  later = PrivateSums(NoiseSource(10), buys[2] * 1.01, sums.estimates)
+  third, sigma = later.release(
+    "mean", given, statistics.row_weights, mu_squared=buys[2]
+  )
   assert sigma == pytest.approx(sum(buys) ** -0.5, rel=1e-11)
   known = [0.0, buys[0], buys[0] + buys[1], sum(buys)]
   for found, had in zip((first, second, third), known[1:], strict=True):
@@ -114,7 +128,7 @@ def test_topping_up_has_the_law_of_one_draw():
     left_over = (before - after).ravel()
     assert abs(np.corrcoef(left_over, after.ravel())[0, 1]) < 5 / 4000**0.5
   assert len(later.releases) == 1
-  ((mean, precision),) = later.known.values()
+  ((mean, precision),) = later.estimates.values()
   np.testing.assert_array_equal(mean, third)
   assert precision == pytest.approx(sum(buys), rel=1e-11)
 
@@ -127,26 +141,32 @@ def test_only_the_same_statistic_is_topped_up():
   eye = np.eye(D)
   kernel, step = statistics.integer_kernel(np.eye(D, K))
   asked = [
-    (plain, statistics.ones),
-    (plain.mapped(zero, None), statistics.ones),
-    (plain.mapped(zero, eye), statistics.ones),
-    (plain.mapped(zero + 0.1, eye), statistics.ones),
-    (rows_of(data, most=2.0), statistics.ones),
-    (rows_of(data, each=True), statistics.ones),
-    (plain, statistics.itself),
+    (plain, statistics.row_weights),
+    (plain.mapped(zero, None), statistics.row_weights),
+    (plain.mapped(zero, eye), statistics.row_weights),
+    (plain.mapped(zero + 0.1, eye), statistics.row_weights),
+    (rows_of(data, max_inverse_norm=2.0), statistics.row_weights),
+    (rows_of(data, per_row=True), statistics.row_weights),
+    (plain, statistics.second_moment),
     (plain, statistics.residual, kernel, step, 0.1),
     (plain, statistics.residual, kernel, step, 0.2),
     (plain, statistics.residual, kernel, step / 2, 0.1),
     (plain, statistics.residual, kernel, step, 0.1, np.zeros(K)),
   ]
   for i, (given, left, *public) in enumerate(asked):
-    _, sigma = sums.release("one name", given, left, 0.01, *public)
+    _, sigma = sums.release(
+      "one name", given, left, mu_squared=0.01, public=tuple(public)
+    )
     assert sigma == pytest.approx(10.0, rel=1e-9)
-    assert len(sums.known) == i + 1
-  _, sigma = sums.release("once", plain, statistics.ones, 0.01, once=True)
-  _, again = sums.release("once", plain, statistics.ones, 0.01, once=True)
+    assert len(sums.estimates) == i + 1
+  _, sigma = sums.release(
+    "once", plain, statistics.row_weights, mu_squared=0.01, cache=False
+  )
+  _, again = sums.release(
+    "once", plain, statistics.row_weights, mu_squared=0.01, cache=False
+  )
   assert sigma == again == pytest.approx(10.0, rel=1e-9)
-  assert len(sums.known) == len(asked)
+  assert len(sums.estimates) == len(asked)
 
 
 def test_no_representation_has_a_private_number():
@@ -154,7 +174,7 @@ def test_no_representation_has_a_private_number():
   data = data_of(x, [1, 1, 1])
   given = rows_of(data, keep=True)
   sums = PrivateSums(None, 0.0)
-  sums.release("mean", given, statistics.ones, 1.0)
+  sums.release("mean", given, statistics.row_weights, mu_squared=1.0)
   shown = repr((data, given, next(given.chunks()), sums))
   assert "0.12" not in shown
   assert "array" not in shown.lower().replace("<private>", "")

@@ -171,7 +171,7 @@ def test_private_accuracies_without_noise_are_the_exact_ones():
   ]
   data = array_data(rows["embedding"], rows["label"], num_classes=7)
   sums = PrivateSums(None, 0.0)
-  found = private_accuracies(sums, rows_of(data, each=True), heads, np.inf)
+  found = private_accuracies(sums, rows_of(data, per_row=True), heads, np.inf)
   exact = evaluate_heads(heads, [rows])
   for of_door, of_rows in zip(found, exact, strict=True):
     # Of integers: a tie may go to another class.
@@ -192,7 +192,7 @@ EYE = LinearHead(kernel=np.eye(4, dtype=np.float32), bias=np.zeros(4, "f"))
 
 def test_noise_is_that_of_the_budget_and_never_more_leaves():
   x, label = clear_rows(4000)
-  rows = rows_of(array_data(x, label, num_classes=4), each=True)
+  rows = rows_of(array_data(x, label, num_classes=4), per_row=True)
   buys, source = mu_squared_from_epsilon(1.0, 1e-5), NoiseSource(0)
   found = []
   for _ in range(200):
@@ -227,7 +227,7 @@ def test_a_unit_counts_for_one_and_its_rows_one_by_one(
   labels = (of_class + (unit > 0)) % 4 if label is None else 0 * unit
   data = array_data(x, labels, num_classes=4, unit_ids=unit)
   sums = PrivateSums(NoiseSource(0), 1e9)
-  (found,) = private_accuracies(sums, rows_of(data, each=True), [EYE], 1e9)
+  (found,) = private_accuracies(sums, rows_of(data, per_row=True), [EYE], 1e9)
   assert found.num_examples == units
   assert found.top1 == pytest.approx(top1, rel=0.01)
   names = [release.name for release in sums.releases]
@@ -240,7 +240,7 @@ def test_rows_are_counted_where_their_number_is_private():
   data = array_data(x, label, num_classes=4)
   data = dataclasses.replace(data, n=5000)  # the mean of a part
   sums = PrivateSums(NoiseSource(0), 1e6)
-  rows = rows_of(data, each=True)
+  rows = rows_of(data, per_row=True)
   (found,) = private_accuracies(sums, rows, [EYE], 5e5, counted=True)
   assert (found.num_examples, found.top1) == (
     4000,

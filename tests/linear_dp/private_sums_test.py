@@ -1,6 +1,5 @@
 """Properties of the one sum, for every statistic: sensitivity, and its bits."""
 
-import inspect
 import math
 
 import jax
@@ -36,9 +35,7 @@ def test_the_catalogue_has_every_statistic():
   lefts = {
     value
     for value in vars(statistics).values()
-    if inspect.isfunction(value)
-    and value.__module__ == statistics.__name__
-    and [*inspect.signature(value).parameters][:3] == ["row", "label", "w"]
+    if isinstance(value, statistics.RowStatistic)
   }
   assert lefts == has
 
@@ -122,10 +119,13 @@ def test_rows_of_zeros_add_nothing(name):
 def test_a_left_that_is_too_long_adds_nothing(lies):
   """Nor is its own bound anything that is believed."""
   x, label = hostile_rows(np.random.default_rng(0))
-  assert not exact_sum(rows_of(data_of(x, label)), lies).any()
+  assert not exact_sum(
+    rows_of(data_of(x, label)), statistics.RowStatistic("lies", lies)
+  ).any()
 
 
 def test_a_left_is_truncated_to_integers():
+  @statistics.row_statistic(id="half")
   def half(row, label, w):
     return w[:, None] * 0.4999999
 
@@ -137,19 +137,21 @@ def test_a_left_is_truncated_to_integers():
   np.testing.assert_array_equal(found[0] * SENSITIVITY, expected)
 
 
-@pytest.mark.parametrize("left", [statistics.ones, statistics.class_sums])
+@pytest.mark.parametrize(
+  "left", [statistics.row_weights, statistics.class_sums]
+)
 def test_a_row_that_is_off_the_ball_adds_nothing(left):
   """Whoever made it: the door itself looks."""
   power = 2 if left is statistics.class_sums else 1
   data = data_of(np.ones((3, D), np.float32), np.zeros(3, int))
-  long = rows_of(data, power=power)
+  long = rows_of(data, weight_norm_order=power)
   made = [
     chunk._replace(row=chunk.row.at[1, 0].set(ROW_NORM))
     for chunk in long.chunks()
   ]
-  long.make = lambda: iter(made)
+  long.iter_chunks = lambda: iter(made)
   two = data_of(np.ones((2, D), np.float32), np.zeros(2, int))
-  expected = exact_sum(rows_of(two, power=power), left)
+  expected = exact_sum(rows_of(two, weight_norm_order=power), left)
   np.testing.assert_array_equal(exact_sum(long, left), expected)
 
 
@@ -214,5 +216,5 @@ def test_the_weight_follows_the_number_of_rows():
     assert n * data.weight * ROW_NORM <= 2**61
   data = data_of(np.ones((1, 2), np.float32), [0], n=10**10)
   assert 2**60 < 10**10 * data.weight * ROW_NORM <= 2**61
-  found = exact_sum(rows_of(data, power=2), statistics.class_sums)
+  found = exact_sum(rows_of(data, weight_norm_order=2), statistics.class_sums)
   assert found[0].tolist() == pytest.approx([0.5**0.5] * 2, rel=1e-3)

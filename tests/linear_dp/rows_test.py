@@ -81,9 +81,11 @@ def test_rows_are_read_once_where_they_are_kept(monkeypatch):
   # What is bought again is not summed again.
   sums = PrivateSums(None, 0.0)
   for _ in range(3):
-    sums.release("mean", streamed, statistics.ones, 1.0)
+    sums.release("mean", streamed, statistics.row_weights, mu_squared=1.0)
   assert len(passes) == 4
-  sums.release("moment", streamed, statistics.itself, 1.0, once=True)
+  sums.release(
+    "moment", streamed, statistics.second_moment, mu_squared=1.0, cache=False
+  )
   assert len(streamed._totals) == 1
 
 
@@ -96,7 +98,11 @@ def test_on_a_tpu_its_host_makes_what_needs_float64(monkeypatch):
   )
   x, label = np.ones((3, D), np.float32), np.zeros(3, int)
   data, of_users = data_of(x, label), data_of(x, label, label)
-  given = [rows_of(data, power=2), rows_of(data), rows_of(of_users, power=2)]
+  given = [
+    rows_of(data, weight_norm_order=2),
+    rows_of(data),
+    rows_of(of_users, weight_norm_order=2),
+  ]
   assert asked == [None, "cpu", "cpu"]
   assert "A TPU's host makes the sums" in given[1].note
   assert not given[0].note

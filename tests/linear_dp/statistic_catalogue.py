@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ def columns_of(rows):
 
 def exact_sum(rows, left):
   """What leaves without noise."""
-  return PrivateSums(None, 0.0).release("it", rows, left, 1.0)[0]
+  return PrivateSums(None, 0.0).release("it", rows, left, mu_squared=1.0)[0]
 
 
 def lengths_squared(z):
@@ -84,7 +83,7 @@ def lengths_squared(z):
 
 @dataclasses.dataclass(frozen=True)
 class Statistic:
-  left: Callable[..., Any]
+  left: statistics.RowStatistic
   public: tuple[Any, ...] = ()
   most: float = math.inf
   power: int = 1
@@ -92,7 +91,12 @@ class Statistic:
   each: bool = False
 
   def rows(self, data: PrivateDataset) -> Rows:
-    rows = rows_of(data, most=self.most, power=self.power, each=self.each)
+    rows = rows_of(
+      data,
+      max_inverse_norm=self.most,
+      weight_norm_order=self.power,
+      per_row=self.each,
+    )
     if self.maps:
       rng = np.random.default_rng(8)
       rows = rows.mapped(rng.normal(0, 0.2, D), rng.standard_normal((D, D)))
@@ -101,7 +105,9 @@ class Statistic:
   def release(self, sums: PrivateSums, data: PrivateDataset, buys: float = 1.0):
     """What leaves by this door, and its noise multiplier."""
     rows = self.rows(data)
-    return sums.release("it", rows, self.left, buys, *self.public)
+    return sums.release(
+      "it", rows, self.left, mu_squared=buys, public=self.public
+    )
 
   def exact(self, data: PrivateDataset) -> np.ndarray:
     """The sum in integers, without noise."""
@@ -109,7 +115,7 @@ class Statistic:
     found, sigma = self.release(sums, data)
     assert sigma == 0
     assert not sums.releases
-    assert not sums.known
+    assert not sums.estimates
     total = found * (data.weight * ROW_NORM)
     assert (total % 1 == 0).all()
     assert np.abs(total).max(initial=0) < 2**53
@@ -128,14 +134,18 @@ PRIOR = np.log([0.7, 0.2, 0.09, 0.01])
 STATISTICS = {
   "class sums": Statistic(statistics.class_sums, most=1.0, power=2),
   "class sums of weights that add up": Statistic(statistics.class_sums),
-  "mean": Statistic(statistics.ones),
-  "moment": Statistic(statistics.itself),
-  "moment of a map": Statistic(statistics.itself, maps=True),
+  "mean": Statistic(statistics.row_weights),
+  "moment": Statistic(statistics.second_moment),
+  "moment of a map": Statistic(statistics.second_moment, maps=True),
   "class counts": Statistic(statistics.class_counts, (np.arange(K),)),
-  "units": Statistic(statistics.units),
-  "right": Statistic(statistics.right, statistics.integer_heads(HEADS, BIASES)),
+  "units": Statistic(statistics.unit_count),
+  "right": Statistic(
+    statistics.correct_predictions, statistics.integer_heads(HEADS, BIASES)
+  ),
   "right one by one": Statistic(
-    statistics.right, statistics.integer_heads(HEADS, BIASES), each=True
+    statistics.correct_predictions,
+    statistics.integer_heads(HEADS, BIASES),
+    each=True,
   ),
   "residual at zero": Statistic(statistics.residual, (*kernel(0, 0.0), 0.03)),
   "residual": Statistic(

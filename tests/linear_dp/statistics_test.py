@@ -60,7 +60,7 @@ def test_a_sum_is_that_of_numpy(name, units):
   data, statistic = data_of(x, label, unit), STATISTICS[name]
   z, labels, w = columns_of(statistic.rows(data))
   left = lefts_of(name, z, labels, w)
-  if statistic.left in statistics.ONE_COLUMN:
+  if statistic.left.one_column:
     z = np.full((len(z), 1), ROW_NORM)
   np.testing.assert_array_equal(statistic.exact(data), left.T @ z)
   if statistic.left is statistics.class_sums:  # what its scatter is to give
@@ -124,9 +124,11 @@ def test_weights_are_rounded_to_integers_that_float32_multiplies(longest):
   integers, step = statistics.integer_kernel(weights)
   assert (integers % 1 == 0).all()
   assert np.linalg.norm(integers, axis=0).max() * ROW_NORM <= 2**24
-  assert np.linalg.norm(integers, axis=0).max() > statistics.KERNEL / 2 - 5
+  assert np.linalg.norm(integers, axis=0).max() > statistics.KERNEL_NORM / 2 - 5
   np.testing.assert_allclose(
-    integers * step * ROW_NORM, weights, atol=longest / statistics.KERNEL * 1.1
+    integers * step * ROW_NORM,
+    weights,
+    atol=longest / statistics.KERNEL_NORM * 1.1,
   )
   zeros, _ = statistics.integer_kernel(np.zeros((3, 2)))
   assert not zeros.any()
@@ -158,7 +160,7 @@ def test_of_equal_logits_the_first_class_is_right():
     [np.zeros((D, K)), np.ones((D, K))], [np.zeros(K), np.full(K, -10.0)]
   )
   columns = columns_of(rows_of(data_of(x, [0, 0, 1, 3, 2])))
-  found = left_of(statistics.right, *columns, *heads)[:5]
+  found = left_of(statistics.correct_predictions, *columns, *heads)[:5]
   assert (found > 0).tolist() == [[True] * 2] * 2 + [[False] * 2] * 3
   assert (np.square(found).sum(axis=1) <= float(UNIT_WEIGHT) ** 2).all()
 

@@ -52,8 +52,8 @@ def frozen_at(self, turns, name, *arguments, **options):
   said = name, estimate.shape, next(turns)
   seed = hashlib.sha256(repr(said).encode()).digest()
   estimate = 5 * np.random.default_rng([*seed]).standard_normal(estimate.shape)
-  for key, (known, precision) in self.known.items():
-    self.known[key] = 0 * known + 1.5, precision
+  for key, (known, precision) in self.estimates.items():
+    self.estimates[key] = 0 * known + 1.5, precision
   return estimate, sigma
 
 

@@ -37,9 +37,14 @@ def clusters(n, seed=1, spread=1.0):
 class Watched(PrivateSums):
   """Remembers what was asked, and what came out."""
 
-  def release(self, name, rows, left, buys, *public, **options):
-    found = super().release(name, rows, left, buys, *public, **options)
-    self.seen = [*getattr(self, "seen", []), (name, buys, public, found[0])]
+  def release(
+    self, name, rows, statistic, *, mu_squared, public: tuple = (), cache=True
+  ):
+    found = super().release(
+      name, rows, statistic, mu_squared=mu_squared, public=public, cache=cache
+    )
+    seen = name, mu_squared, public, found[0]
+    self.seen = [*getattr(self, "seen", []), seen]
     return found
 
   def of(self, name):
@@ -152,8 +157,9 @@ def test_balanced_steps_have_the_log_of_noisy_counts_added():
   prior = log_prior(counts, sigma)
   np.testing.assert_allclose(np.exp(prior).sum(), 1)
   for _, public, _ in sums.of("gradient"):
-    assert public[2] == 0.3
-    np.testing.assert_array_equal(public[3], prior)
+    _, _, clip, log_prior_used = public
+    assert clip == 0.3
+    np.testing.assert_array_equal(log_prior_used, prior)
 
 
 def test_a_count_is_its_noise_at_least():

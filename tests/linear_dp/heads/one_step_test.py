@@ -51,7 +51,7 @@ def test_the_sums_have_the_bits_of_the_reference(n, d, num_classes):
   x, y = rows_of_lengths(n, d, num_classes)
   rows = clipped_rows(array_data(x, y, num_classes=num_classes))
   sums = PrivateSums(None, 0.0)
-  found, _ = sums.release("class sums", rows, class_sums, math.inf)
+  found, _ = sums.release("class sums", rows, class_sums, mu_squared=math.inf)
   exact = reference.class_sums(x, y, num_classes, 1.0, -10.0)
   assert (found == exact.astype(float) / SENSITIVITY).all()
 
@@ -82,7 +82,7 @@ def test_one_release_pays_for_any_transformation_of_it(name):
   (release,) = sums.releases
   assert (release.name, release.shape) == ("class sums", (K, D))
   assert Fraction(release.noise_multiplier) ** -2 <= Fraction(0.04)
-  ((estimate, precision),) = sums.known.values()
+  ((estimate, precision),) = sums.estimates.values()
   assert precision == pytest.approx(0.04)
   mean = reference.gradient(estimate * SENSITIVITY, N, 1.0, -10.0)
   expected = reference.step(mean, name)
