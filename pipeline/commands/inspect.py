@@ -143,16 +143,20 @@ def _private_data(stated: Mapping[str, Any]) -> str:
 
 def _run(path: str) -> _Seen:
   from oneshot_dp.pipeline.report import results
-  from oneshot_dp.pipeline.report.page import read_run
+  from oneshot_dp.pipeline.report.saved_run import read_run
 
   run = read_run(Path(path))
   first = next(iter(run.receipts.values()))["stated"]
   rows = {
     "private data": _private_data(first),
     "heads": f"{len(run.rows)}, each with a sound receipt",
-    "accuracy": "of each kind and epsilon\n" + results.table(run.rows),
   }
-  return rows, {**run.facts, "heads": run.rows}, ()
+  if run.facts is not None:
+    table = results.table(
+      run.rows, run.facts.evaluation.evaluation_set, first["num_classes"]
+    )
+    rows["accuracy"] = f"of each kind and epsilon\n{table}"
+  return rows, {**run.content, "heads": run.rows}, ()
 
 
 def _ledger(path: str) -> _Seen:

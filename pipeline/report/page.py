@@ -1,12 +1,11 @@
 """The page about a run or a head: DIR/report.html, one file for the browser.
 
 It is made of results.json and of the heads' receipts, which are public but for
-what they mark as NOT PRIVATE: no cache and no ledger is read. `report.html.j2`
-has the words.
+what they mark as NOT PRIVATE: no cache and no ledger is read. The words are in
+`templates/report.html.j2`; this file computes what they need.
 """
 
 import contextlib
-import json
 import math
 import os
 import statistics
@@ -15,229 +14,264 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
-import msgspec
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.files import disk_errors, read_regular, write_once
+from oneshot_dp.extract.files import disk_errors, write_once
 from oneshot_dp.linear_dp.accounting import format_rounded_up
-from oneshot_dp.linear_dp.evaluate import accuracy_interval
-from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.heads.receipt import filled_in, right_guesses
 from oneshot_dp.pipeline.report.accuracy_plot import charts_of
 from oneshot_dp.pipeline.report.results import (
-  FORMAT,
   NOT_PRIVATE,
   HeadRow,
-  grouped,
+  accuracy_interval_95,
+  format_interval,
+  group_draws,
   percent,
+  shows_top5,
 )
+from oneshot_dp.pipeline.report.saved_run import Run, RunFacts, read_run
 
 PAGE = "report.html"
-_MOST_CLASSES, _WEAKEST = 60, 30
-"""Classes with a line each; of more than these, only the weakest have one."""
-_NORMAL_95 = 1.959964
+_MAX_LISTED_CLASSES = 60
+_WEAKEST_CLASSES = 30
+"""Of more than `_MAX_LISTED_CLASSES` classes only so many have a line each."""
+
+
+class _HeadLine(NamedTuple):
+  """A line of the table of accuracies: the draws of one kind of head and ε."""
+
+  head: str
+  epsilon: float
+  noise_multiplier: float
+  is_chosen: bool
+  private: bool
+  draws: int
+  top1: str
+  interval: str
+  top5: str
+  balanced: str
+
+
+class _ClassLine(NamedTuple):
+  """A line of the table of classes.
+
+  Attributes:
+    name: the class's.
+    recall: mean top-1 accuracy over draws, a fraction; None without test rows.
+    test_rows: how many rows of the test set are of this class.
+  """
+
+  name: str
+  recall: float | None
+  test_rows: int | None
 
 
 def write_report(directory: Path) -> Path:
   """Writes the page into the directory of a run or of a head.
 
-  It is there whole or not at all, of mode 0600 where something in it is NOT
-  PRIVATE; an older one is replaced. InputError: the directory is of neither, or
-  damaged.
+  The page appears whole or not at all, and replaces an older one. It has mode
+  0600 where something in it is NOT PRIVATE.
+
+  Args:
+    directory: what `train` or `sweep` wrote with --out.
+
+  Returns:
+    The path of the page.
+
+  Raises:
+    InputError: the directory is of neither a run nor a head, or is damaged.
+    RunError: the disk refuses.
   """
   run = read_run(directory)
-  page = _render(run)
-  file, new = directory / PAGE, directory / f".{PAGE}.new"
-  with disk_errors(file), contextlib.ExitStack() as left:
-    new.unlink(missing_ok=True)  # of a killed run
-    left.callback(new.unlink, missing_ok=True)
-    write_once(new, page.encode())
+  content = render_page(run).encode()
+  page = directory / PAGE
+  unfinished = directory / f".{PAGE}.new"
+  with disk_errors(page), contextlib.ExitStack() as cleanup:
+    unfinished.unlink(missing_ok=True)  # of a run that was killed
+    cleanup.callback(unfinished.unlink, missing_ok=True)
+    write_once(unfinished, content)
     if all(row.private for row in run.rows):
-      new.chmod(run.file.stat().st_mode & 0o666)  # whoever may read the results
-    os.replace(new, file)
-  return file
+      # Whoever may read the results may read the page.
+      unfinished.chmod(run.file.stat().st_mode & 0o666)
+    os.replace(unfinished, page)
+  return page
 
 
-class Run(NamedTuple):
-  """What a directory holds: heads, their receipts by path, and scores.
+def render_page(run: Run) -> str:
+  """Fills in the template.
 
-  Of one head without a run, `facts` is empty and its accuracies are NaN.
+  Raises:
+    InputError: something that the page shows is missing or not printable.
   """
-
-  file: Path
-  rows: tuple[HeadRow, ...]
-  receipts: dict[str, dict[str, Any]]
-  facts: dict[str, Any]
-
-
-def read_run(directory: Path) -> Run:
-  """Reads it back; InputError: it is of no run and no head, or damaged."""
-  if (directory / "receipt.json").is_file():
-    receipt = read_head(directory).receipt
-    file = directory / "receipt.json"
-    return Run(file, (_row_of(receipt, "."),), {".": receipt}, {})
-  file = directory / "results.json"
-  if not file.is_file():
-    raise InputError(
-      f"{directory} is neither a head nor a run: give the directory that"
-      " `train` or `sweep` wrote with --out."
-    )
-  content = read_regular(file)
+  filters = (_percent, _epsilon, _upper_bound, _points)
   try:
-    facts = json.loads(content)
-    if facts["format"] != FORMAT:
-      raise ValueError(f"format {facts['format']!s:.20}")
-    heads = [h | {"epsilon": float(h["epsilon"])} for h in facts.pop("heads")]
-    rows = msgspec.convert(heads, tuple[HeadRow, ...])
-    if not rows:
-      raise ValueError("no heads")
-  except (LookupError, TypeError, ValueError, AttributeError) as error:
+    return filled_in(PAGE, *filters, **_template_values(run))
+  except (
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+    jinja2.UndefinedError,
+  ) as error:
     raise InputError(
-      f"{file} is damaged ({error!r:.100}); run the sweep again."
+      f"results.json or a receipt lacks something ({error!r:.100}); run it"
+      " again."
     ) from error
-  receipts = {}
-  for row in rows:
-    place = directory / row.path
-    if not place.resolve().is_relative_to(directory.resolve()):
-      raise InputError(f"{file} names {row.path!r}, outside of {directory}.")
-    receipts[row.path] = read_head(place).receipt
-    of_receipt = _row_of(receipts[row.path], row.path)
-    for name in ("head", "private", "noise_source", "epsilon", "delta"):
-      said, known = getattr(row, name), getattr(of_receipt, name)
-      if name == "delta" and math.isinf(row.epsilon):
-        continue  # there it is of no meaning
-      # ε follows from noise that was rounded up: it may be a little below.
-      both = isinstance(said, float) and math.isclose(said, known, rel_tol=1e-6)
-      if not both and said != known:
-        raise InputError(
-          f"{file} says {name} {said!r} of {row.path}, and its receipt"
-          f" {known!r}: restore the file, or run the sweep again."
-        )
-  return Run(file, rows, receipts, facts)
 
 
-def _row_of(receipt: dict[str, Any], path: str) -> HeadRow:
-  """What a receipt says of a head; it knows no accuracy and no draw."""
-  stated, follows = receipt["stated"], receipt["follows"]
-  epsilon = follows["epsilon"]  # 0 where δ covers all
-  return HeadRow(
-    path=path,
-    head=stated["head"],
-    epsilon=math.inf if epsilon is None else epsilon,
-    delta=stated["delta"] or 0.0,
-    draw=0,
-    private=stated["private"],
-    noise_source=stated["noise_source"],
-    noise_multiplier=follows["noise_multiplier"] or 0.0,
-    top1=math.nan,
-    top5=math.nan,
-  )
-
-
-def _render(run: Run) -> str:
-  filters = (_percent, _epsilon, _at_most, _points)
-  try:
-    return filled_in(PAGE, *filters, **_facts(run))
-  except (jinja2.UndefinedError, LookupError, TypeError, ValueError) as error:
-    said = f"results.json or a receipt lacks something ({error!r:.100})"
-    raise InputError(f"{said}; run it again.") from error
-
-
-def _facts(run: Run) -> dict[str, Any]:
-  chosen = _chosen(run.rows)
+def _template_values(run: Run) -> dict[str, Any]:
+  chosen = _choose_draws(run.rows)
   receipt = run.receipts[chosen[0].path]
-  scored = not math.isnan(chosen[0].top1)
-  without = [r.top1 for r in run.rows if math.isinf(r.epsilon)]
-  noisy = [r for r in run.rows if math.isfinite(r.epsilon)]
-  names = receipt["stated"]["class_names"]
-  return {
+  private_rows = [row for row in run.rows if math.isfinite(row.epsilon)]
+  baselines = [row.top1 for row in run.rows if math.isinf(row.epsilon)]
+  values = {
     **receipt,
     "NOT_PRIVATE": NOT_PRIVATE,
     "row": chosen[0],
     "draws": len(chosen),
-    "top1": statistics.mean(r.top1 for r in chosen),
-    "scored": scored,
-    "test": run.facts.get("evaluation", {}),
-    "together": run.facts.get("epsilon"),
-    "seeded": not all(r.private for r in noisy),
-    "ceiling": max(without, default=None),
-    "charts": charts_of(run.rows) if scored and noisy else [],
-    "lines": _lines(run) if scored else [],
-    "classes": _classes(chosen, names, run.facts.get("test_counts")),
+    "seeded": not all(row.private for row in private_rows),
     "guess": right_guesses,
+    "scored": run.facts is not None,
+    "num_epsilons": len({row.epsilon for row in private_rows}),
+    "num_kinds": len({row.head for row in private_rows}),
+    "top1": statistics.mean(row.top1 for row in chosen),
+    "baseline": max(baselines, default=None),
+    "together": None,
+    "charts": [],
+    "lines": [],
+    "shows_top5": False,
+    "classes": [],
+    "classes_without_rows": 0,
+  }
+  if run.facts is not None:
+    values |= _scored_values(run, run.facts, chosen, private_rows)
+  return values
+
+
+def _scored_values(
+  run: Run,
+  facts: RunFacts,
+  chosen: Sequence[HeadRow],
+  private_rows: Sequence[HeadRow],
+) -> dict[str, Any]:
+  """What only a run has: accuracies, and what they were measured on."""
+  class_names = run.receipts[chosen[0].path]["stated"]["class_names"]
+  charts = []
+  if private_rows:
+    charts = charts_of(run.rows, facts.evaluation.evaluation_set)
+  counts = facts.test_counts
+  empty_classes = 0
+  if counts is not None:
+    empty_classes = sum(count == 0 for count in counts)
+  return {
+    "test": facts.evaluation,
+    "together": facts.epsilon,
+    "charts": charts,
+    "lines": _head_lines(run.rows, facts, chosen),
+    "shows_top5": shows_top5(len(class_names)),
+    "classes": _class_lines(chosen, class_names, counts),
+    "classes_without_rows": empty_classes,
   }
 
 
-def _chosen(rows: Sequence[HeadRow]) -> list[HeadRow]:
-  """The draws that the page looks at: the middle epsilon's, the best head's."""
-  of = [r for r in rows if math.isfinite(r.epsilon)] or list(rows)
-  epsilons = sorted({row.epsilon for row in of})
+def _choose_draws(rows: Sequence[HeadRow]) -> list[HeadRow]:
+  """Chooses the draws that the page is about.
+
+  Those of the middle ε, or of the smaller of two middle ones, and there of the
+  kind of head with the best mean accuracy. The template says so.
+  """
+  candidates = [row for row in rows if math.isfinite(row.epsilon)]
+  if not candidates:
+    candidates = list(rows)
+  epsilons = sorted({row.epsilon for row in candidates})
   middle = epsilons[(len(epsilons) - 1) // 2]
-  groups = grouped([r for r in of if r.epsilon == middle]).values()
-  return max(groups, key=lambda draws: statistics.mean(r.top1 for r in draws))
+  groups = group_draws(row for row in candidates if row.epsilon == middle)
+  return max(
+    groups.values(),
+    key=lambda draws: statistics.mean(row.top1 for row in draws),
+  )
 
 
-def _lines(run: Run) -> list[dict[str, Any]]:
-  """The draws of each head and epsilon, with the interval of the test set."""
-  test = run.facts.get("evaluation", {})
-  return [
-    {
-      "row": draws[0],
-      "private": all(r.private for r in draws),
-      "top1": percent([r.top1 for r in draws]),
-      "interval": _interval(statistics.mean(r.top1 for r in draws), test),
-      "top5": percent([x for r in draws if (x := r.top5) is not None]),
-      "balanced": percent([x for r in draws if (x := r.balanced) is not None]),
-      "draws": len(draws),
-    }
-    for draws in grouped(run.rows).values()
-  ]
+def _head_lines(
+  rows: Sequence[HeadRow], facts: RunFacts, chosen: Sequence[HeadRow]
+) -> list[_HeadLine]:
+  """One line for the draws of each kind of head and ε."""
+  test = facts.evaluation.evaluation_set
+  lines = []
+  for (head, epsilon), draws in group_draws(rows).items():
+    top1 = [row.top1 for row in draws]
+    interval = accuracy_interval_95(statistics.mean(top1), test)
+    lines.append(
+      _HeadLine(
+        head=head,
+        epsilon=epsilon,
+        noise_multiplier=draws[0].noise_multiplier,
+        is_chosen=draws[0].path == chosen[0].path,
+        private=all(row.private for row in draws),
+        draws=len(draws),
+        top1=percent(top1),
+        interval=format_interval(interval),
+        top5=percent([row.top5 for row in draws]),
+        balanced=percent([row.balanced for row in draws]),
+      )
+    )
+  return lines
 
 
-def _interval(share: float, test: dict[str, Any]) -> tuple[float, float] | None:
-  """95 % interval of an accuracy for the test set, and for noise on a count."""
-  if not test:
-    return None
-  low, high = accuracy_interval(min(max(share, 0), 1), test["num_examples"])
-  noise = _NORMAL_95 * test.get("accuracy_sd", 0.0)
-  return max(0.0, low - noise), min(1.0, high + noise)
+def _class_lines(
+  chosen: Sequence[HeadRow],
+  names: Sequence[str],
+  counts: Sequence[int] | None,
+) -> list[_ClassLine]:
+  """Each class's recall, mean over draws, the weakest first.
 
-
-def _classes(
-  chosen: Sequence[HeadRow], names: Sequence[str], counts: Any
-) -> list[dict[str, Any]]:
-  """Each class's recall, mean over draws, the weakest first."""
+  Classes without test rows have no recall, and come last; where there are too
+  many classes to list them all, these are left out with the strong ones.
+  """
   recalls = [row.recall for row in chosen if row.recall is not None]
   if not recalls:
     return []
   lines = []
   for i, name in enumerate(names):
-    found = [x for r in recalls if (x := r[i]) is not None]
-    share = statistics.mean(found) if found else None
-    lines.append({"name": name, "share": share, "images": counts and counts[i]})
-  lines.sort(key=lambda of: math.inf if of["share"] is None else of["share"])
-  return lines if len(lines) <= _MOST_CLASSES else lines[:_WEAKEST]
+    shares = [recall[i] for recall in recalls]
+    known = [share for share in shares if share is not None]
+    mean = statistics.mean(known) if known else None
+    count = None if counts is None else counts[i]
+    lines.append(_ClassLine(name, mean, count))
+  lines.sort(key=lambda line: math.inf if line.recall is None else line.recall)
+  if len(lines) > _MAX_LISTED_CLASSES:
+    return lines[:_WEAKEST_CLASSES]
+  return lines
+
+
+# Filters of the template; in it they have no underscore.
 
 
 def _percent(share: float | None) -> str:
-  return "–" if share is None else f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
+  """A fraction in percent, or a dash."""
+  if share is None:
+    return "–"
+  return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
 
 
 def _epsilon(epsilon: float | str) -> str:
-  return (
-    "∞" if math.isinf(float(epsilon)) else format_rounded_up(float(epsilon))
-  )
+  """An ε or δ, rounded up."""
+  number = float(epsilon)
+  return "∞" if math.isinf(number) else format_rounded_up(number)
 
 
-def _at_most(share: float) -> str:
-  """A bound, rounded up, and below 100 % where it is."""
+def _upper_bound(share: float) -> str:
+  """A bound in percent, rounded up, with digits enough to be below 100 %."""
   bound = 100.0
   for digits in range(1, 5):
-    bound = math.ceil(share * 10 ** (2 + digits) - 1e-9) / 10**digits
+    scale = 10**digits
+    # Less a little, so that a share such as 0.732 is not rounded up to 73.3.
+    bound = math.ceil(100 * scale * share - 1e-9) / scale
     if bound < 100:
       break
   return f"{bound:g}\N{NO-BREAK SPACE}%"
 
 
 def _points(share: float) -> str:
+  """A difference of fractions in percentage points, with its sign."""
   return f"{100 * share:+z.1f}".replace("-", "\N{MINUS SIGN}")

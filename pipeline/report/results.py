@@ -1,8 +1,8 @@
-"""What a run leaves behind: results.csv, results.json, and its table.
+"""The tables of a run: results.csv, results.json, and what a terminal shows.
 
-With a head in it that is NOT PRIVATE (a baseline, or seeded noise) all files of
-a run have mode 0600, and their folders 0700. Nothing in them is a time, or a
-number of private rows.
+Nothing in these files is a time, or a number of private rows. Where a head of
+the run is NOT PRIVATE (a baseline, or seeded noise), whoever writes them gives
+all files of the run mode 0600, and their folders 0700.
 """
 
 import csv
@@ -15,22 +15,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from oneshot_dp.linear_dp.accounting import format_rounded_up
+from oneshot_dp.linear_dp.evaluate import accuracy_interval
 from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
 
 FORMAT = 1
+MIN_CLASSES_FOR_TOP5 = 6
+"""With fewer classes nearly every row has its label among the best five."""
+_NORMAL_95 = 1.959964
+"""Standard deviations that a 95 % interval of Gaussian noise reaches out."""
+_ARRAY_COLUMNS = ("recall",)
+"""Fields of a `HeadRow` that results.csv leaves out."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadRow:
-  """One head of a run; but for `recall` the columns of results.csv.
+  """One head of a run: a line of results.csv, and an entry of results.json.
 
   Attributes:
-    path: the head's folder, inside the run's.
-    epsilon, delta: the guarantee of this head alone; infinity without noise.
+    path: the head's folder, relative to the run's.
+    head: the kind of head, such as "auto".
+    epsilon: of the guarantee of this head alone; infinity without noise.
+    delta: of the same guarantee.
+    draw: which of several heads of one kind and ε, from 0.
+    private: False for a baseline, and where the noise came from a seed.
+    noise_source: in words, as the head's receipt states it.
     noise_multiplier: σ of all its releases together; 0 without noise.
-    top1, top5, balanced: accuracies on the test set, fractions; None where
-      they were not paid for.
-    recall: top-1 of each class, in their order; None of a class without rows.
+    top1: accuracy on the test set, a fraction.
+    top5: fraction of test rows whose label is among the five best classes; None
+      where it was not paid for.
+    balanced: mean of the recalls of all classes that have test rows; None where
+      it was not paid for.
+    recall: top-1 accuracy within each class, [K]; None for a class without test
+      rows. None as a whole where it was not paid for.
   """
 
   path: str
@@ -47,8 +63,22 @@ class HeadRow:
   recall: Sequence[float | None] | None = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationSet:
+  """What the interval of an accuracy follows from.
+
+  Attributes:
+    num_examples: rows that were scored; of noisy counts about how many.
+    accuracy_sd: standard deviation of the noise on an accuracy, a fraction; 0
+      where counts are exact.
+  """
+
+  num_examples: int
+  accuracy_sd: float = 0.0
+
+
 def head_name(head: str, epsilon: float, draw: int) -> str:
-  """The folder of a head, by which it differs from its neighbours.
+  """Names the folder of a head, so that no two heads of a run share one.
 
   >>> head_name("auto", 0.5, 0), head_name("lamb", math.inf, 0)
   ('auto-epsilon-0.5-draw-0', 'lamb-baseline-NOT-PRIVATE')
@@ -56,70 +86,172 @@ def head_name(head: str, epsilon: float, draw: int) -> str:
   if math.isinf(epsilon):
     return f"{head}-baseline-{NOT_PRIVATE.replace(' ', '-')}"
   # All digits: two epsilons that look alike are two heads.
-  return f"{head}-epsilon-{str(epsilon).removesuffix('.0')}-draw-{draw}"
+  digits = str(epsilon).removesuffix(".0")
+  return f"{head}-epsilon-{digits}-draw-{draw}"
 
 
 def files_of(
   rows: Sequence[HeadRow], facts: Mapping[str, Any]
 ) -> dict[str, bytes]:
-  """results.csv and results.json; `facts` are about the whole run.
+  """Makes results.csv and results.json.
 
-  Accuracies are fractions. JSON has no infinity: there epsilon is "inf".
+  Args:
+    rows: the heads of the run, in the order in which they are listed.
+    facts: entries of results.json about the run as a whole.
+
+  Returns:
+    The content of each file by its name. Accuracies are fractions. JSON has no
+    infinity, so the ε of a baseline is the string "inf" there.
   """
-  heads: list[dict[str, Any]] = [dataclasses.asdict(row) for row in rows]
+  heads = [dataclasses.asdict(row) for row in rows]
+  return {
+    "results.csv": _csv_of(heads),
+    "results.json": _json_of(heads, facts),
+  }
+
+
+def _csv_of(heads: Sequence[Mapping[str, Any]]) -> bytes:
+  columns = [name for name in heads[0] if name not in _ARRAY_COLUMNS]
   text = io.StringIO(newline="")
-  columns = [name for name in heads[0] if name != "recall"]
   writer = csv.DictWriter(
     text, columns, lineterminator="\n", extrasaction="ignore"
   )
   writer.writeheader()
   writer.writerows(heads)
-  for each in heads:
-    each["epsilon"] = "inf" if math.isinf(each["epsilon"]) else each["epsilon"]
-  return {
-    "results.csv": text.getvalue().encode(),
-    "results.json": as_json({"format": FORMAT, **facts, "heads": heads}),
-  }
+  return text.getvalue().encode()
+
+
+def _json_of(
+  heads: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
+) -> bytes:
+  plain_heads = []
+  for head in heads:
+    plain = dict(head)
+    if math.isinf(plain["epsilon"]):
+      plain["epsilon"] = "inf"
+    plain_heads.append(plain)
+  return as_json({"format": FORMAT, **facts, "heads": plain_heads})
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:
-  """Indented JSON, with a line break at the end; refuses NaN and infinity."""
+  """Encodes indented JSON that ends with a line break.
+
+  Raises:
+    ValueError: a number in it is NaN or infinite, which JSON has no word for.
+  """
   return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
-def grouped(rows: Iterable[HeadRow]) -> dict[tuple[str, float], list[HeadRow]]:
-  """The draws of each head and epsilon, in the order that these first come."""
+def group_draws(
+  rows: Iterable[HeadRow],
+) -> dict[tuple[str, float], list[HeadRow]]:
+  """Collects the draws of each kind of head and ε, in order of appearance."""
   groups: dict[tuple[str, float], list[HeadRow]] = {}
   for row in rows:
     groups.setdefault((row.head, row.epsilon), []).append(row)
   return groups
 
 
-def table(rows: Sequence[HeadRow]) -> str:
-  """One line for each head and epsilon, with the spread over its draws."""
-  shares = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
-  lines, marks = [["head", "epsilon", "sigma", *shares.values()]], [""]
-  for (head, epsilon), draws in grouped(rows).items():
-    found = ([getattr(row, name) for row in draws] for name in shares)
-    cells = [percent([s for s in each if s is not None]) for each in found]
-    shown = "none" if math.isinf(epsilon) else format_rounded_up(epsilon)
-    lines.append([head, shown, f"{draws[0].noise_multiplier:.4g}", *cells])
+def accuracy_interval_95(
+  accuracy: float, test: EvaluationSet
+) -> tuple[float, float]:
+  """The 95 % interval of an accuracy that was measured on a finite test set.
+
+  Clopper and Pearson's exact interval, to which 1.96 standard deviations of the
+  noise are added at both ends where the accuracy is a noisy count.
+
+  Args:
+    accuracy: a fraction; of several draws their mean.
+    test: how many rows it was measured on, and with how much noise.
+
+  Returns:
+    The ends of the interval, within [0, 1].
+  """
+  share = min(max(accuracy, 0.0), 1.0)
+  low, high = accuracy_interval(share, test.num_examples)
+  noise = _NORMAL_95 * test.accuracy_sd
+  return max(0.0, low - noise), min(1.0, high + noise)
+
+
+def shows_top5(num_classes: int) -> bool:
+  """Whether top-5 accuracy tells anything about so many classes."""
+  return num_classes >= MIN_CLASSES_FOR_TOP5
+
+
+def table(
+  rows: Sequence[HeadRow],
+  test: EvaluationSet,
+  num_classes: int,
+) -> str:
+  """Formats the results for a terminal: one line for each head and ε.
+
+  Args:
+    rows: the heads; draws of one kind and ε share a line, as mean ± standard
+      deviation.
+    test: what they were scored on.
+    num_classes: K; top-5 accuracy is left out where it tells nothing.
+  """
+  header = ["head", "epsilon", "sigma", "top-1 %", "95 % interval"]
+  if shows_top5(num_classes):
+    header.append("top-5 %")
+  header.append("balanced %")
+  lines = [header]
+  marks = [""]
+  for (head, epsilon), draws in group_draws(rows).items():
+    shown_epsilon = "none"
+    if math.isfinite(epsilon):
+      shown_epsilon = format_rounded_up(epsilon)
+    top1 = [row.top1 for row in draws]
+    interval = accuracy_interval_95(statistics.mean(top1), test)
+    cells = [
+      head,
+      shown_epsilon,
+      f"{draws[0].noise_multiplier:.4g}",
+      percent(top1),
+      format_interval(interval),
+    ]
+    if shows_top5(num_classes):
+      cells.append(percent([row.top5 for row in draws]))
+    cells.append(percent([row.balanced for row in draws]))
+    lines.append(cells)
     marks.append("" if draws[0].private else f"  {NOT_PRIVATE}")
+  return _aligned(lines, marks)
+
+
+def _aligned(lines: Sequence[Sequence[str]], marks: Sequence[str]) -> str:
+  """Right-aligns the columns, and puts a mark behind each line."""
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  return "\n".join(
-    "  ".join(map(str.rjust, line, widths)) + mark
-    for line, mark in zip(lines, marks, strict=True)
-  )
+  shown = []
+  for cells, mark in zip(lines, marks, strict=True):
+    padded = [
+      cell.rjust(width) for cell, width in zip(cells, widths, strict=True)
+    ]
+    shown.append("  ".join(padded) + mark)
+  return "\n".join(shown)
 
 
-def percent(fractions: Sequence[float]) -> str:
+def percent(fractions: Iterable[float | None]) -> str:
   """Their mean in percent, with the standard deviation if there are several.
 
-  >>> percent([0.5, 0.6]), percent([])
+  None, of what was not measured, does not count.
+
+  >>> percent([0.5, 0.6]), percent([None])
   ('55.00 ± 7.07', '-')
   """
-  if not fractions:
+  values = [100 * share for share in fractions if share is not None]
+  if not values:
     return "-"
-  values = [100 * each for each in fractions]
-  spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-  return f"{statistics.mean(values):.2f}{spread}"
+  mean = f"{statistics.mean(values):.2f}"
+  if len(values) == 1:
+    return mean
+  return f"{mean} ± {statistics.stdev(values):.2f}"
+
+
+def format_interval(interval: tuple[float, float]) -> str:
+  """An interval of fractions, in percent.
+
+  >>> format_interval((0.8797, 0.9179))
+  '88.0–91.8'
+  """
+  low, high = interval
+  return f"{100 * low:.1f}–{100 * high:.1f}"

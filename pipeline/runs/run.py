@@ -147,6 +147,9 @@ def _write_run(
     "test_counts": said.pop("class_rows", None),
     "evaluation": said,
   }
+  test = results.EvaluationSet(
+    num_examples=said["num_examples"], accuracy_sd=said.get("accuracy_sd", 0.0)
+  )
   how, together = "labels treated as public", f"seeded noise: {NOT_PRIVATE}"
   if asked.private_eval is not None:
     how = f"noisy counts at epsilon = {format_rounded_up(asked.private_eval)}"
@@ -161,13 +164,13 @@ def _write_run(
   files = {
     **results.files_of(rows, facts),
     "config.json": results.as_json(plan.settings()),
-    **pictures_of(rows, info.dataset, how),
+    **pictures_of(rows, info.dataset, how, test),
   }
   for name, content in files.items():
     (folder / name).write_bytes(content)
   write_report(folder)
   return Answer(
-    text=f"{results.table(rows)}\n{together}; scored on"
+    text=f"{results.table(rows, test, info.num_classes)}\n{together}; scored on"
     f" {said['num_examples']:,} rows ({how})\n{asked.out}: see report.html and"
     " results.csv",
     facts={"out": asked.out, **facts, "heads": rows},

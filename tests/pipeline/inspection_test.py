@@ -8,7 +8,7 @@ from PIL import Image
 
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.heads.head_folder import write_head
-from tests.pipeline.report.page_test import write_run
+from tests.pipeline.report.sample_runs import write_run
 from tests.pipeline.sample_heads import bill_of, sample_info, trained_head
 from tests.sample_caches import write_clusters
 

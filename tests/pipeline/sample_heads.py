@@ -32,19 +32,25 @@ def sample_info(**changes):
 
 
 def trained_head(
-  epsilon=1.0, delta=1e-5, source=None, seed=None, noise=True, **changes
+  epsilon=1.0,
+  delta=1e-5,
+  source=None,
+  seed=None,
+  noise=True,
+  num_classes=K,
+  **changes,
 ):
   """As `train` makes one: of six releases that add up to ε."""
   source = source or NoiseSource(seed=seed)
   drawn = np.random.default_rng()
-  kernel = drawn.normal(size=(D, K)).astype(np.float32)
+  kernel = drawn.normal(size=(D, num_classes)).astype(np.float32)
   releases, state, mu2 = (), {}, None
   if noise:
     mu2 = mu_squared_from_epsilon(epsilon, delta) * (1 - 1e-12)
     sigma = (mu2 / 6) ** -0.5 * (1 + 1e-13)
     releases = (
       Release("mean", (1, D), sigma),
-      *[Release("gradient", (K, D), sigma)] * 5,
+      *[Release("gradient", (num_classes, D), sigma)] * 5,
     )
     state = {
       "estimate/mean": drawn.normal(size=(1, D)),
@@ -52,7 +58,7 @@ def trained_head(
       "kernel": kernel.astype(np.float64),
     }
   fields: dict[str, Any] = {
-    "head": LinearHead(kernel=kernel, bias=np.zeros(K, np.float32)),
+    "head": LinearHead(kernel=kernel, bias=np.zeros(num_classes, np.float32)),
     "name": "auto",
     "epsilon": mu2 and epsilon_of(mu2, delta),
     "delta": delta if noise else None,

@@ -1,5 +1,6 @@
+"""The page about a run or a head says what it must, and nothing more."""
+
 import html
-import json
 import math
 import os
 import re
@@ -8,77 +9,26 @@ import stat
 
 import pytest
 
-from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.pipeline.heads.head_folder import write_head
-from oneshot_dp.pipeline.report.page import _at_most, write_report
-from oneshot_dp.pipeline.report.results import HeadRow, files_of, head_name
+from oneshot_dp.pipeline.report.page import _upper_bound, write_report
 from tests.pipeline.command_line import fails, succeeds
+from tests.pipeline.report.sample_runs import NAMES, NOISY, write_run
 from tests.pipeline.sample_heads import sample_info, trained_head
-
-NAMES = ("cat", "a dog of a very long breed indeed", "<b>rat</b>")
-PUBLIC = {
-  "labels": "public",
-  "dataset": "pets",
-  "split": "test",
-  "rows": "",
-  "num_examples": 1000,
-}
-NOISY = PUBLIC | {
-  "labels": "private",
-  "private": True,
-  "epsilon": 2.0,
-  "delta": 1e-5,
-  "accuracy_sd": 0.0123,
-}
-
-
-def write_run(folder, *, evaluation=PUBLIC, seed=None, baseline=True, draws=2):
-  """As `sweep` leaves it, but for the ledger."""
-  rows = []
-  plans = [
-    (epsilon, draw) for epsilon in (0.5, 1.0, 8.0) for draw in range(draws)
-  ]
-  plans += [(math.inf, 0)] * baseline
-  source = NoiseSource(seed=seed)
-  for epsilon, draw in plans:
-    noisy = math.isfinite(epsilon)
-    trained = trained_head(
-      epsilon if noisy else 1.0, source=source, noise=noisy
-    )
-    path = f"heads/{head_name('auto', epsilon, draw)}"
-    write_head(folder / path, trained, sample_info(class_names=NAMES))
-    exact = evaluation["labels"] == "public"
-    rows.append(
-      HeadRow(
-        path=path,
-        head="auto",
-        epsilon=epsilon,
-        delta=1e-5,
-        draw=draw,
-        private=trained.private,
-        noise_source=trained.noise_source,
-        noise_multiplier=1.0 if noisy else 0.0,
-        top1=0.9004 - 0.05 / epsilon + 0.001 * draw,
-        top5=1.0 if exact else None,
-        balanced=0.85 if exact else None,
-        recall=[0.95, 0.5, None] if exact else None,
-      )
-    )
-  facts = {
-    "dataset": "pets",
-    "epsilon": 8.0 if seed is None else None,
-    "test_counts": [600, 400, 0] if evaluation["labels"] == "public" else None,
-    "evaluation": evaluation,
-  }
-  for name, content in files_of(rows, facts).items():
-    (folder / name).write_bytes(content)
-  return folder
 
 
 def text_of(page):
-  """What is read on it."""
+  """What is read on a page."""
   body = page.read_text("utf-8").partition("<body>")[2]
   return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def section_of(page, name):
+  """What is read in one section of a page."""
+  text = page.read_text("utf-8")
+  (section,) = re.findall(
+    rf'<section aria-labelledby="{name}">.*?</section>', text, re.DOTALL
+  )
+  return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", section)).split())
 
 
 @pytest.fixture(scope="module")
@@ -95,128 +45,209 @@ def run(page, tmp_path):
   return tmp_path / "run"
 
 
-def test_a_bound_of_guesses_is_rounded_up_and_below_1_where_it_is():
-  for epsilon, said in (1, "73.2"), (8, "99.97"), (12, "99.9994"):
-    assert _at_most(1 / (1 + math.exp(-epsilon))) == f"{said}\xa0%"
+@pytest.mark.parametrize(
+  ("epsilon", "shown"), [(1, "73.2"), (8, "99.97"), (12, "99.9994")]
+)
+def test_a_bound_of_guesses_is_rounded_up_and_below_1(epsilon, shown):
+  assert _upper_bound(1 / (1 + math.exp(-epsilon))) == f"{shown}\xa0%"
 
 
-def test_the_page_says_promise_cost_accuracy_and_limits(page, run, capsys):
-  said, _ = succeeds(capsys, "report", run)
-  assert said.strip() == str(run / "report.html")
+def test_report_writes_the_page_and_prints_its_path(page, run, capsys):
+  out, _ = succeeds(capsys, "report", run)
+
+  assert out.strip() == str(run / "report.html")
   assert (run / "report.html").read_bytes() == page.read_bytes()
-  text = text_of(page)
-  for words in (
-    "At ε = 1 this classifier names 85.1 % of 1,000 test images right",
-    "one example or nothing in its place (REPLACE_SPECIAL)",
-    "ε = 8 at δ = 1e-05 together",
+
+
+@pytest.mark.parametrize(
+  "words",
+  [
+    "At ε = 1 this classifier recognizes 85.1 % of 1,000 test images",
+    "the middle of its 3 values of ε",
+    "one example is there, or nothing in its place (REPLACE_SPECIAL)",
+    "together cost ε = 8 at δ = 1e-05",
     "is right at most 73.2 % of the time",
-    "points, NOT PRIVATE",  # against the baseline
+    "points, NOT PRIVATE",  # the difference to the baseline
     "85.09 ± 0.07",  # over draws
     "82.7–87.3",  # of 1,000 test images, by Clopper and Pearson
     'oneshot_dp.load_head("heads/auto-epsilon-1-draw-0")',
     "oneshot-dp export",
     "What is not protected",
-    "exact accuracies on this page give them away",
-  ):
-    assert words in text, words
+    "exact accuracies on this page reveal them",
+  ],
+)
+def test_the_page_says_promise_cost_accuracy_and_limits(page, words):
+  assert words in text_of(page)
 
 
-def test_contents_lead_somewhere_and_nothing_is_loaded(page):
+def test_contents_lead_to_sections_of_the_page(page):
   text = page.read_text("utf-8")
+
   links = re.findall(r'href="#([^"]+)"', text)
+
   assert len(links) >= 6
   assert all(f'id="{link}"' in text for link in links)
+
+
+def test_the_page_loads_nothing_and_runs_nothing(page):
+  text = page.read_text("utf-8")
+
   assert "<script" not in text
   assert re.findall(r'(?:src|href)="(?!#|data:,)', text) == []
   assert "http" not in text.partition("<body>")[2]
-  assert text.count("<svg") == 2 + 2  # wide and narrow, and bars of two classes
-  # Names are text, and no markup.
+
+
+def test_the_page_has_charts_for_desk_and_phone_and_a_bar_for_each_class(page):
+  assert page.read_text("utf-8").count("<svg") == 2 + 2  # a class has no rows
+
+
+def test_names_are_text_and_no_markup(page):
+  text = page.read_text("utf-8")
+
   assert "<b>rat</b>" not in text
   assert "&lt;b&gt;rat&lt;/b&gt;" in text
 
 
-def test_classes_are_listed_the_weakest_first_and_those_without_rows_last(page):
-  text = text_of(page).partition("Class by class")[2]
+def test_classes_are_listed_the_weakest_first(page):
+  text = section_of(page, "classes")
+
   places = [text.index(name) for name in (NAMES[1], NAMES[0], NAMES[2])]
   assert places == sorted(places)
   assert "400 50.0 %" in text
 
 
-def test_noisy_accuracies_say_so_and_what_they_cost(tmp_path):
-  text = text_of(
-    write_report(write_run(tmp_path, evaluation=NOISY, baseline=False))
+def test_a_class_without_test_images_says_so(page):
+  assert f"{NAMES[2]} 0 – no test images" in section_of(page, "classes")
+  assert "1 of 3 classes have no test images" in section_of(page, "classes")
+  assert "1 of 3 have none and do not count" in section_of(page, "accuracy")
+
+
+def test_empty_classes_are_counted_where_they_are_not_listed(tmp_path):
+  names = tuple(f"class {i}" for i in range(100))
+  page = write_report(
+    write_run(
+      tmp_path,
+      class_names=names,
+      recall=(0.5,) * 98 + (None,) * 2,
+      test_counts=(10,) * 98 + (0,) * 2,
+    )
   )
-  assert "about 85.1 %" in text
-  assert "(a noisy count)" in text
-  assert "standard deviation of 1.23 points" in text
-  assert "cost the test data ε = 2 at δ = 1e-05" in text
-  assert "Class by class" not in text
-  # 82.7 to 87.3 by the size of the test set, and 1.96 times 1.23 at both ends.
-  assert "80.3–89.7" in text
+
+  assert "30 of 100" in section_of(page, "classes")
+  assert "2 of 100 classes have no test images" in section_of(page, "classes")
 
 
-def test_a_head_has_a_page_of_its_own(tmp_path, capsys):
-  head = tmp_path / "head"
-  write_head(head, trained_head(2.0), sample_info(unit="user"))
-  succeeds(capsys, "report", head)
-  text = text_of(head / "report.html")
-  assert "This classifier is differentially private with ε = 2" in text
-  assert "all examples of one user together" in text
-  assert "Accuracy" not in text
-  assert "a person with two images" not in text
-  write_head(tmp_path / "tiny", trained_head(1e-300), sample_info())
-  assert "private with ε = 0 " in text_of(write_report(tmp_path / "tiny"))
-
-
-def test_what_is_not_private_is_marked_and_the_owners_alone(page, tmp_path):
-  assert stat.S_IMODE(page.stat().st_mode) == 0o600  # it has a baseline
-  assert "without noise (NOT PRIVATE)" in page.read_text("utf-8")
-  page = write_report(write_run(tmp_path / "b", seed=3, baseline=False))
-  assert stat.S_IMODE(page.stat().st_mode) == 0o600
-  text = text_of(page)
-  assert "NOT PRIVATE : this classifier protects nobody" in text.replace(
-    "PRIVATE:", "PRIVATE :"
+@pytest.mark.parametrize(("num_classes", "is_shown"), [(5, False), (6, True)])
+def test_top5_is_shown_of_six_classes_or_more(tmp_path, num_classes, is_shown):
+  page = write_report(
+    write_run(
+      tmp_path,
+      class_names=tuple(f"class {i}" for i in range(num_classes)),
+      recall=(0.5,) * num_classes,
+      test_counts=(10,) * num_classes,
+    )
   )
-  assert "No ε on this page is a promise" in text
-  page = write_report(write_run(tmp_path / "c", baseline=False))
-  results = tmp_path / "c" / "results.json"
-  assert page.stat().st_mode == results.stat().st_mode
-  assert "NOT PRIVATE" not in text_of(page)
-  head = tmp_path / "d"
-  write_head(head, trained_head(noise=False), sample_info())
-  assert "protects nobody" in text_of(write_report(head))
+
+  assert ("top-5" in text_of(page)) == is_shown
+
+
+def test_a_run_without_a_baseline_has_no_tile_for_one(tmp_path):
+  page = write_report(write_run(tmp_path, baseline=False))
+
+  assert "baseline" not in text_of(page)
+
+
+def test_a_run_of_one_head_does_not_explain_a_choice(tmp_path):
+  page = write_report(write_run(tmp_path, epsilons=(1.0,), draws=1))
+
+  assert "This page is about one head of the run" not in text_of(page)
 
 
 @pytest.mark.parametrize(
-  ("name", "value"),
+  "words",
   [
-    ("path", "../head"),
-    ("epsilon", 0.1),
-    ("delta", 1e-9),
-    ("private", False),
-    ("noise_source", "me"),
-    ("head", "lamb"),
-    ("top1", "high"),
-    ("top1", None),
+    "about 85.1 %",
+    "(a noisy count)",
+    "standard deviation of 1.23 points",
+    "cost the test data ε = 2 at δ = 1e-05",
+    # 82.7 to 87.3 by the size of the test set, and 1.96 times 1.23 points.
+    "80.3–89.7",
   ],
 )
-def test_results_that_receipts_do_not_bear_out_are_refused(
-  run, capsys, name, value
-):
-  before = write_report(run).read_bytes()
-  results = json.loads((run / "results.json").read_text())
-  if name == "path":
-    shutil.copytree(run / results["heads"][0]["path"], run.parent / "head")
-  results["heads"][0][name] = value
-  (run / "results.json").write_text(json.dumps(results))
-  assert ("outside of" in fails(capsys, "report", run)) == (name == "path")
-  for damaged in "", "{", "[]", "{}", '{"format": 1, "heads": []}', "\x00":
-    (run / "results.json").write_text(damaged)
-    assert "results.json is damaged" in fails(capsys, "report", run)
-  assert (run / "report.html").read_bytes() == before  # the earlier one stays
+def test_noisy_accuracies_say_so_and_what_they_cost(tmp_path, words):
+  run = write_run(tmp_path, evaluation=NOISY, baseline=False)
+
+  assert words in text_of(write_report(run))
 
 
-def test_a_killed_run_leaves_nothing(page, run, capsys, monkeypatch):
+def test_noisy_accuracies_have_no_table_of_classes(tmp_path):
+  run = write_run(tmp_path, evaluation=NOISY, baseline=False)
+
+  text = text_of(write_report(run))
+
+  assert "Accuracy of each class" not in text
+  assert "balanced" not in text
+
+
+def test_a_head_has_a_page_of_its_own(tmp_path, capsys):
+  write_head(tmp_path / "head", trained_head(2.0), sample_info(unit="user"))
+
+  succeeds(capsys, "report", tmp_path / "head")
+
+  text = text_of(tmp_path / "head" / "report.html")
+  assert "This classifier is differentially private with ε = 2" in text
+  assert "Trained on 300 private examples" in text
+  assert "all examples of one user are protected together" in text
+  assert "Accuracy" not in text
+  assert "a person with two images" not in text
+
+
+def test_a_head_of_a_part_names_the_part(tmp_path):
+  from oneshot_dp.configs.parts import Part
+
+  part = Part.parse("[:80%]")
+  write_head(tmp_path / "head", trained_head(2.0), sample_info(), part)
+
+  text = text_of(write_report(tmp_path / "head"))
+
+  assert "split train (rows [:80%]) of pets" in text
+
+
+def test_a_head_of_a_tiny_epsilon_has_a_page(tmp_path):
+  write_head(tmp_path / "tiny", trained_head(1e-300), sample_info())
+
+  assert "private with ε = 0 " in text_of(write_report(tmp_path / "tiny"))
+
+
+def test_a_page_with_a_baseline_is_its_owners_alone(page):
+  assert stat.S_IMODE(page.stat().st_mode) == 0o600
+  assert "without noise (NOT PRIVATE)" in page.read_text("utf-8")
+
+
+def test_a_page_of_seeded_heads_promises_nothing(tmp_path):
+  page = write_report(write_run(tmp_path, seed=3, baseline=False))
+
+  assert stat.S_IMODE(page.stat().st_mode) == 0o600
+  text = text_of(page)
+  assert "NOT PRIVATE: this classifier protects nobody" in text
+  assert "No ε on this page is a guarantee" in text
+
+
+def test_a_page_of_private_heads_is_for_who_may_read_the_results(tmp_path):
+  page = write_report(write_run(tmp_path, baseline=False))
+
+  results = tmp_path / "results.json"
+  assert page.stat().st_mode == results.stat().st_mode
+  assert "NOT PRIVATE" not in text_of(page)
+
+
+def test_a_page_of_a_baseline_alone_says_that_it_protects_nobody(tmp_path):
+  write_head(tmp_path / "head", trained_head(noise=False), sample_info())
+
+  assert "protects nobody" in text_of(write_report(tmp_path / "head"))
+
+
+def test_report_interrupted_leaves_nothing(page, run, capsys, monkeypatch):
   before = {*run.iterdir()}
 
   def stopped(*_):
@@ -225,9 +256,16 @@ def test_a_killed_run_leaves_nothing(page, run, capsys, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(os, "replace", stopped)
     fails(capsys, "report", run, status=130)
+
   assert {*run.iterdir()} == before
+
+
+def test_report_after_a_kill_clears_what_it_left(page, run, capsys):
+  before = {*run.iterdir()}
   (run / ".report.html.new").write_text("killed there by SIGKILL")
+
   succeeds(capsys, "report", run)
+
   assert {*run.iterdir()} == before | {run / "report.html"}
   assert (run / "report.html").read_bytes() == page.read_bytes()
 

@@ -1,0 +1,234 @@
+"""What the directory of a run or of a head holds, read back and checked.
+
+A results.json may come from anywhere, so every number in it is bounded before
+anything is made of it, and what it says of a head must be what the head's own
+receipt says.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.files import read_regular
+from oneshot_dp.pipeline.heads.head_folder import read_head
+from oneshot_dp.pipeline.report.results import FORMAT, EvaluationSet, HeadRow
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Epsilon = Annotated[float, msgspec.Meta(ge=0, le=1e308)]
+_EPSILON_TOLERANCE = 1e-6
+"""Relative. A receipt's ε follows from noise that was rounded up, so it may be
+a little below the ε that was asked for."""
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+  """How the heads of a run were scored.
+
+  Attributes:
+    labels: "public", scored exactly, or "private", by noisy counts.
+    dataset, split, rows: which rows they were scored on.
+    num_examples: how many; of noisy counts about how many.
+    private: whether the noise was of the operating system, not of a seed.
+    epsilon, delta: what noisy counts cost the test data; None of exact ones.
+    accuracy_sd: standard deviation of the noise on an accuracy, a fraction.
+  """
+
+  labels: Literal["public", "private"]
+  dataset: str
+  split: str
+  rows: str
+  num_examples: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+  private: bool = True
+  epsilon: _Epsilon | None = None
+  delta: _Fraction | None = None
+  accuracy_sd: Annotated[float, msgspec.Meta(ge=0, le=1e300)] = 0.0
+
+  @property
+  def evaluation_set(self) -> EvaluationSet:
+    """What intervals of accuracies follow from."""
+    return EvaluationSet(
+      num_examples=self.num_examples, accuracy_sd=self.accuracy_sd
+    )
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+  """What results.json says of a run as a whole, as far as a page shows it.
+
+  Attributes:
+    epsilon: of all private heads together; None where noise was seeded.
+    test_counts: test rows of each class, [K]; None where labels are private.
+    evaluation: how the heads were scored.
+  """
+
+  epsilon: _Epsilon | None = None
+  test_counts: tuple[_Count, ...] | None = None
+  evaluation: Evaluation
+
+
+class Run(NamedTuple):
+  """What a directory holds.
+
+  Attributes:
+    file: results.json, or the receipt of a head alone.
+    rows: its heads. The accuracies of a head alone are NaN.
+    receipts: of each head, by its path.
+    facts: what results.json says of the run; None of a head alone.
+    content: all of results.json but the heads; empty of a head alone.
+  """
+
+  file: Path
+  rows: tuple[HeadRow, ...]
+  receipts: dict[str, dict[str, Any]]
+  facts: RunFacts | None
+  content: dict[str, Any]
+
+
+def read_run(directory: Path) -> Run:
+  """Reads what `train` or `sweep` wrote with --out.
+
+  Raises:
+    InputError: the directory is of neither, or something in it is damaged.
+  """
+  if (directory / "receipt.json").is_file():
+    return _single_head(directory)
+  file = directory / "results.json"
+  if not file.is_file():
+    raise InputError(
+      f"{directory} is neither a head nor a run: give the directory that"
+      " `train` or `sweep` wrote with --out."
+    )
+  rows, facts, content = _read_results(file)
+  receipts = {}
+  for row in rows:
+    head_folder = directory / row.path
+    if not head_folder.resolve().is_relative_to(directory.resolve()):
+      raise InputError(f"{file} names {row.path!r}, outside of {directory}.")
+    receipts[row.path] = read_head(head_folder).receipt
+    _check_against_receipt(file, row, receipts[row.path])
+    _check_classes(file, row, facts, receipts[row.path])
+  return Run(file, rows, receipts, facts, content)
+
+
+def _single_head(directory: Path) -> Run:
+  receipt = read_head(directory).receipt
+  row = _row_of_receipt(receipt, ".")
+  file = directory / "receipt.json"
+  return Run(file, (row,), {".": receipt}, None, {})
+
+
+def _read_results(
+  file: Path,
+) -> tuple[tuple[HeadRow, ...], RunFacts, dict[str, Any]]:
+  """Reads results.json; nothing in it is NaN, infinite or out of bounds."""
+  text = read_regular(file)
+  try:
+    content = json.loads(text)
+    if content["format"] != FORMAT:
+      raise ValueError(f"format {content['format']!s:.20}")
+    # JSON has no infinity, but Python reads `Infinity`, `NaN` and 1e999.
+    json.dumps(content, allow_nan=False)
+    heads = []
+    for head in content.pop("heads"):
+      # The ε of a baseline is the string "inf".
+      heads.append({**head, "epsilon": float(head["epsilon"])})
+    rows = msgspec.convert(heads, tuple[HeadRow, ...])
+    if not rows:
+      raise ValueError("no heads")
+    for row in rows:
+      _check_numbers(row)
+    facts = msgspec.convert(content, RunFacts)
+  except (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+  ) as error:
+    raise InputError(
+      f"{file} is damaged ({error!r:.100}); run the sweep again."
+    ) from error
+  return rows, facts, content
+
+
+def _check_numbers(row: HeadRow) -> None:
+  """ValueError: a number is not what a run writes."""
+  fractions = {"top1": row.top1, "top5": row.top5, "balanced": row.balanced}
+  for i, share in enumerate(row.recall or ()):
+    fractions[f"recall of class {i}"] = share
+  for name, share in fractions.items():
+    if share is not None and not 0 <= share <= 1:
+      raise ValueError(f"{name} is {share:g}")
+  if not row.epsilon >= 0:
+    raise ValueError(f"epsilon is {row.epsilon:g}")
+  if not 0 <= row.delta < 1:
+    raise ValueError(f"delta is {row.delta:g}")
+  if not 0 <= row.noise_multiplier < 1e300:
+    raise ValueError(f"noise_multiplier is {row.noise_multiplier:g}")
+  if not 0 <= row.draw <= 10**6:
+    raise ValueError("draw is out of range")
+
+
+def _check_against_receipt(
+  file: Path, row: HeadRow, receipt: dict[str, Any]
+) -> None:
+  """InputError: results.json says another thing of a head than its receipt."""
+  known = _row_of_receipt(receipt, row.path)
+  pairs: dict[str, tuple[Any, Any]] = {
+    "head": (row.head, known.head),
+    "private": (row.private, known.private),
+    "noise_source": (row.noise_source, known.noise_source),
+  }
+  if not _is_close(row.epsilon, known.epsilon):
+    pairs["epsilon"] = row.epsilon, known.epsilon
+  # Without noise a δ means nothing, and a receipt has none.
+  if math.isfinite(row.epsilon) and not _is_close(row.delta, known.delta):
+    pairs["delta"] = row.delta, known.delta
+  for name, (stated, expected) in pairs.items():
+    if stated != expected:
+      raise InputError(
+        f"{file} says {name} {stated!r} of {row.path}, and its receipt"
+        f" {expected!r}: restore the file, or run the sweep again."
+      )
+
+
+def _is_close(stated: float, known: float) -> bool:
+  return math.isclose(stated, known, rel_tol=_EPSILON_TOLERANCE)
+
+
+def _check_classes(
+  file: Path, row: HeadRow, facts: RunFacts, receipt: dict[str, Any]
+) -> None:
+  """InputError: numbers of classes are of more or fewer than the head has."""
+  num_classes = receipt["stated"]["num_classes"]
+  lengths = {"recall": row.recall, "test_counts": facts.test_counts}
+  for name, values in lengths.items():
+    if values is not None and len(values) != num_classes:
+      raise InputError(
+        f"{file} has {name} of {len(values)} classes, and {row.path} has"
+        f" {num_classes}: restore the file, or run the sweep again."
+      )
+
+
+def _row_of_receipt(receipt: dict[str, Any], path: str) -> HeadRow:
+  """What a receipt says of a head; it knows no accuracy and no draw."""
+  stated = receipt["stated"]
+  follows = receipt["follows"]
+  epsilon = follows["epsilon"]
+  if epsilon is None:  # of a baseline; 0 is where δ covers all
+    epsilon = math.inf
+  return HeadRow(
+    path=path,
+    head=stated["head"],
+    epsilon=epsilon,
+    delta=stated["delta"] or 0.0,
+    draw=0,
+    private=stated["private"],
+    noise_source=stated["noise_source"],
+    noise_multiplier=follows["noise_multiplier"] or 0.0,
+    top1=math.nan,
+  )

@@ -1,0 +1,96 @@
+"""Runs and their rows, made in a moment."""
+
+import math
+from typing import Any
+
+from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.pipeline.heads.head_folder import write_head
+from oneshot_dp.pipeline.report.results import HeadRow, files_of, head_name
+from tests.pipeline.sample_heads import sample_info, trained_head
+
+NAMES = ("cat", "a dog of a very long breed indeed", "<b>rat</b>")
+PUBLIC = {
+  "labels": "public",
+  "dataset": "pets",
+  "split": "test",
+  "rows": "",
+  "num_examples": 1000,
+}
+NOISY = {
+  **PUBLIC,
+  "labels": "private",
+  "private": True,
+  "epsilon": 2.0,
+  "delta": 1e-5,
+  "accuracy_sd": 0.0123,
+}
+
+
+def head_row(head="auto", epsilon=1.0, draw=0, **changes):
+  """A line of results.csv; 50 % right, and 10 points more with each draw."""
+  fields: dict[str, Any] = {
+    "path": f"heads/{head_name(head, epsilon, draw)}",
+    "delta": 1e-5,
+    "private": math.isfinite(epsilon),
+    "noise_source": "the operating system",
+    "noise_multiplier": 0.0 if math.isinf(epsilon) else 3.7 / epsilon,
+    "top1": 0.5 + draw / 10,
+    "top5": 0.9321,
+    "balanced": 0.4,
+    "recall": (0.25, None, 1.0),
+  }
+  return HeadRow(head=head, epsilon=epsilon, draw=draw, **(fields | changes))
+
+
+def write_run(
+  folder,
+  *,
+  evaluation=PUBLIC,
+  seed=None,
+  baseline=True,
+  draws=2,
+  epsilons=(0.5, 1.0, 8.0),
+  class_names=NAMES,
+  recall=(0.95, 0.5, None),
+  test_counts=(600, 400, 0),
+):
+  """Writes a run as `sweep` leaves it, without a ledger; returns its folder."""
+  source = NoiseSource(seed=seed)
+  is_exact = evaluation["labels"] == "public"
+  info = sample_info(class_names=class_names)
+  wanted = [(epsilon, draw) for epsilon in epsilons for draw in range(draws)]
+  if baseline:
+    wanted.append((math.inf, 0))
+  rows = []
+  for epsilon, draw in wanted:
+    noisy = math.isfinite(epsilon)
+    trained = trained_head(
+      epsilon if noisy else 1.0,
+      source=source,
+      noise=noisy,
+      num_classes=len(class_names),
+    )
+    path = f"heads/{head_name('auto', epsilon, draw)}"
+    write_head(folder / path, trained, info)
+    rows.append(
+      head_row(
+        epsilon=epsilon,
+        draw=draw,
+        private=trained.private,
+        noise_source=trained.noise_source,
+        noise_multiplier=1.0 if noisy else 0.0,
+        top1=0.9004 - 0.05 / epsilon + 0.001 * draw,
+        top5=1.0 if is_exact else None,
+        balanced=0.85 if is_exact else None,
+        recall=recall if is_exact else None,
+      )
+    )
+  facts = {
+    "dataset": "pets",
+    "epsilon": max(epsilons) if seed is None else None,
+    "test_counts": test_counts if is_exact else None,
+    "evaluation": evaluation,
+  }
+  for name, content in files_of(rows, facts).items():
+    (folder / name).write_bytes(content)
+  return folder
