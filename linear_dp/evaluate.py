@@ -1,10 +1,9 @@
-"""Accuracy of many heads in one pass: exact on public labels, or with noise."""
+"""Accuracy of heads: exact on public labels, or with noise on private ones."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from jaxtyping import Array, Int
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
+from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows
 from oneshot_dp.linear_dp.statistics import (
@@ -21,15 +21,23 @@ from oneshot_dp.linear_dp.statistics import (
   unit_count,
 )
 
-_BATCH, _AMONG = 1024, 5
+_BATCH_ROWS = 1024
+_TOP = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accuracy:
-  """Shares of n rows whose label is the best, or among the best five.
+  """How often a head names the class of a row.
 
-  Of noisy counts there are top1 and about n alone. Recall is top-1 of each
-  class, None of one without rows; balanced is its mean over the others.
+  Noisy counts give `top1` and about `num_examples` alone.
+
+  Attributes:
+    top1: share of rows whose label has the largest logit.
+    top5: share of rows whose label is among the five largest logits.
+    num_examples: the number of rows.
+    balanced: mean of `recall` over the classes that have rows.
+    recall: top-1 accuracy of each class; None for a class without rows.
+    class_rows: the number of rows of each class.
   """
 
   top1: float
@@ -41,13 +49,14 @@ class Accuracy:
 
 
 def evaluate_heads(
-  heads: Sequence[Any],
+  heads: Sequence[LinearHead | PrivateHead],
   blocks: Iterable[Mapping[str, np.ndarray]],
   on_rows: Callable[[int], object] = lambda rows: None,
 ) -> list[Accuracy]:
-  """The exact accuracies of every head, on rows whose labels are *public*.
+  """Returns the exact accuracy of every head on rows with *public* labels.
 
-  Of equal logits the first class wins, as by argmax; NaN is no right answer.
+  The rows are read once for all heads. Of equal logits the first class wins,
+  as by argmax; NaN is never a correct answer.
 
   >>> eye = np.eye(3, dtype=np.float32)
   >>> head = LinearHead(kernel=eye, bias=np.zeros(3, np.float32))
@@ -57,132 +66,195 @@ def evaluate_heads(
   (0.667, 1.0, 3)
 
   Args:
-    heads: `LinearHead`s or `PrivateHead`s, all of one shape.
-    blocks: columns embedding [rows, d] and label [rows]; read once.
-    on_rows: told how many rows there are, block by block.
+    heads: `LinearHead`s or `PrivateHead`s with kernels of one shape [d, K].
+    blocks: columns "embedding" [r, d] and "label" [r], read once.
+    on_rows: called with the number of rows of each block, for progress.
 
-  InputError: heads of several shapes, no rows, another feature_dim, or a label
-  outside [0, K).
+  Raises:
+    InputError: heads of several shapes, no rows, another feature_dim, or a
+      label outside [0, K).
   """
-  heads = [h if isinstance(h, LinearHead) else h.head for h in heads]
-  shapes = sorted({head.kernel.shape for head in heads})
+  linear_heads = []
+  for head in heads:
+    linear_heads.append(head if isinstance(head, LinearHead) else head.head)
+  shapes = sorted({head.kernel.shape for head in linear_heads})
   if len(shapes) > 1:
     raise InputError(f"heads of shapes {shapes}: score those of one together.")
-  if not heads:
+  if not linear_heads:
     return []
-  weights = jax.device_put([(h.kernel, h.ranking().bias) for h in heads])
-  d, k = heads[0].kernel.shape
-  first = np.zeros((len(heads), k), np.int64)
-  among_five = np.zeros(len(heads), np.int64)
-  rows = np.zeros(k, np.int64)
+  counts = _HitCounts(linear_heads)
   for block in blocks:
-    embedding, label = block["embedding"], block["label"]
-    if (found := embedding.shape[-1]) != d:
-      raise InputError(
-        f"The rows have feature_dim={found}, the head {d}: they come from"
-        " different backbones."
-      )
-    if ((label < 0) | (label >= k)).any():
-      raise InputError(f"a label is outside 0 to {k - 1}, the head's classes.")
+    embedding = block["embedding"]
+    label = block["label"]
+    _check_block(embedding, label, shape=shapes[0])
     on_rows(len(label))
-    rows += np.bincount(label, minlength=k)
-    for start in range(0, len(label), _BATCH):
-      batch = _padded(embedding, 0, start), _padded(label, -1, start)
-      for i, (head, of_head) in enumerate(zip(heads, weights, strict=True)):
-        by_class, five = _hits(head.unit_norm, *of_head, *batch)
-        first[i] += by_class
-        among_five[i] += five
-  n, there = int(rows.sum()), rows > 0
-  if not n:
+    counts.add(embedding, label)
+  if not counts.class_rows.any():
     raise InputError("there are no rows to evaluate on: choose another part.")
-  recalls = np.where(there, first / np.maximum(rows, 1), np.nan)
-  return [
-    Accuracy(
-      top1=int(first[i].sum()) / n,
-      top5=int(among_five[i]) / n,
-      num_examples=n,
-      balanced=float(recall[there].mean()),
-      recall=tuple(None if math.isnan(r) else r for r in recall.tolist()),
-      class_rows=tuple(rows.tolist()),
+  return [counts.accuracy(index) for index in range(len(linear_heads))]
+
+
+def _check_block(
+  embedding: np.ndarray, label: np.ndarray, *, shape: tuple[int, int]
+) -> None:
+  feature_dim, num_classes = shape
+  if embedding.shape[-1] != feature_dim:
+    raise InputError(
+      f"The rows have feature_dim={embedding.shape[-1]}, the head"
+      f" {feature_dim}: they come from different backbones."
     )
-    for i, recall in enumerate(recalls)
-  ]
+  if ((label < 0) | (label >= num_classes)).any():
+    raise InputError(
+      f"a label is outside 0 to {num_classes - 1}, the head's classes."
+    )
 
 
-def _padded(column: np.ndarray, value: int, start: int) -> np.ndarray:
-  rows = column[start : start + _BATCH]  # one shape: compiled once
-  missing = [(0, _BATCH - len(rows))] + [(0, 0)] * (rows.ndim - 1)
-  return np.pad(rows, missing, constant_values=value)
+class _HitCounts:
+  """Counts correct answers of several heads, block by block."""
+
+  def __init__(self, heads: Sequence[LinearHead]):
+    num_classes = heads[0].num_classes
+    self.heads = heads
+    self.class_rows = np.zeros(num_classes, np.int64)
+    self._weights = jax.device_put(
+      [(head.kernel, head.ranking().bias) for head in heads]
+    )
+    self._first = np.zeros((len(heads), num_classes), np.int64)
+    self._among_top = np.zeros(len(heads), np.int64)
+
+  def add(self, embedding: np.ndarray, label: np.ndarray) -> None:
+    """Counts a block's rows [r, d] with their labels [r]."""
+    self.class_rows += np.bincount(label, minlength=len(self.class_rows))
+    # Batches of one shape, so that one program is compiled; the label -1 marks
+    # the rows that only fill up the last batch.
+    for start in range(0, len(label), _BATCH_ROWS):
+      batch = _padded_batch(embedding, start, fill=0)
+      batch_label = _padded_batch(label, start, fill=-1)
+      for index, head in enumerate(self.heads):
+        kernel, bias = self._weights[index]
+        first, among_top = _hits(
+          head.unit_norm, kernel, bias, batch, batch_label
+        )
+        self._first[index] += first
+        self._among_top[index] += among_top
+
+  def accuracy(self, index: int) -> Accuracy:
+    """Returns the accuracy of one head on all rows so far."""
+    num_rows = int(self.class_rows.sum())
+    recall = []
+    for hits, rows in zip(self._first[index], self.class_rows, strict=True):
+      recall.append(float(hits / rows) if rows else None)
+    present = [share for share in recall if share is not None]
+    return Accuracy(
+      top1=int(self._first[index].sum()) / num_rows,
+      top5=int(self._among_top[index]) / num_rows,
+      num_examples=num_rows,
+      balanced=float(np.mean(present)),
+      recall=tuple(recall),
+      class_rows=tuple(self.class_rows.tolist()),
+    )
+
+
+def _padded_batch(column: np.ndarray, start: int, *, fill: int) -> np.ndarray:
+  rows = column[start : start + _BATCH_ROWS]
+  missing = [(0, _BATCH_ROWS - len(rows))] + [(0, 0)] * (rows.ndim - 1)
+  return np.pad(rows, missing, constant_values=fill)
 
 
 @functools.partial(jax.jit, static_argnames="unit_norm")
 def _hits(
   unit_norm: bool, kernel: Array, bias: Array, embedding: Array, label: Array
 ) -> tuple[Int[Array, " K"], Int[Array, ""]]:
-  """How many labels of rows a head has first, by class, and among five."""
+  """Counts rows whose label has the largest logit, by class, and among five."""
   head = LinearHead(kernel=kernel, bias=bias, unit_norm=unit_norm)
   logits = head.logits(embedding.astype(jnp.float32))
-  of_label = jnp.take_along_axis(logits, label[:, None], axis=1)
-  # Said of the classes behind: NaN is behind nothing, so it is no hit.
-  later = jnp.arange(logits.shape[1]) >= label[:, None]
-  behind = (logits < of_label) | ((logits == of_label) & later)
-  rank = (~behind).sum(axis=1)
-  first = (label >= 0) & (rank < 1)
-  by_class = jnp.zeros(logits.shape[1], jnp.int32).at[label].add(first)
-  return by_class, ((label >= 0) & (rank < _AMONG)).sum()
+  label_logit = jnp.take_along_axis(logits, label[:, None], axis=1)
+  # The rank of a label is the number of classes that are not behind it. NaN
+  # compares as False, is behind nothing, and so never makes a correct answer.
+  is_later = jnp.arange(logits.shape[1]) >= label[:, None]
+  is_tie = (logits == label_logit) & is_later
+  is_behind = (logits < label_logit) | is_tie
+  rank = (~is_behind).sum(axis=1)
+  is_row = label >= 0
+  is_first = is_row & (rank < 1)
+  by_class = jnp.zeros(logits.shape[1], jnp.int32).at[label].add(is_first)
+  return by_class, (is_row & (rank < _TOP)).sum()
 
 
 def private_accuracies(
   sums: PrivateSums,
   rows: Rows,
   heads: Sequence[LinearHead],
-  buys: float,
-  counted: bool = False,
+  *,
+  mu_squared: float,
+  count_units: bool = False,
 ) -> list[Accuracy]:
-  """Top-1 accuracies of H heads on private labels, within [0, 1], with noise.
+  r"""Returns noisy top-1 accuracies of H heads on *private* labels.
 
-      clip(√H·(c_h + Z_h)/n, 0, 1),   Z of the noise multiplier of the door
+      clip(√H·(c_h + Z_h)/n, 0, 1)
 
-  A row counts for its weight over √H at each head that is right, so that all
-  counts are one vector; a unit counts for one, whatever it holds. Where n is a
-  mean (`counted`), or units may have many rows, it is a noisy count as well.
-  Heads are public, of one shape, their biases alike unless they read norm 1.
+  A row adds its weight over √H to the count c_h of each head that names its
+  class, so that all H counts are one vector, released once. A unit counts for
+  one, whatever it holds.
 
-  Formal guarantees: Gaussian mechanisms of μ² = `buys` together, on sums of
-  `rows_of(data, per_row=True)`: a unit's rows one by one, sharing its weight.
+  Formal guarantees:
+    Gaussian mechanisms that cost `mu_squared` together, on sums of the rows of
+    `rows_of(data, per_row=True)`: a unit's rows come one by one and share its
+    weight.
+
+  Args:
+    sums: the mechanism, with at least this budget left.
+    rows: of `rows_of(data, per_row=True)`.
+    heads: public heads of one shape, whose biases are alike unless they read
+      rows at norm 1.
+    mu_squared: what the accuracies cost together.
+    count_units: whether n is only a mean (a part of a cache), so that the
+      number of units is a noisy count as well. Always so for units of many
+      rows.
+
+  Returns:
+    For each head `top1` in [0, 1], and the number of examples or units, which
+    is about right where it is a noisy count.
   """
-  n, share = float(rows.data.n), 0.0
-  if counted or rows.data.has_units:
-    share = 1 / (len(heads) + 1)
-    counted_units, _ = sums.release(
-      "units", rows, unit_count, mu_squared=share * buys
+  n = float(rows.data.n)
+  count_share = 0.0
+  if count_units or rows.data.has_units:
+    # The number of units is one count beside the H counts of correct answers.
+    count_share = 1 / (len(heads) + 1)
+    noisy_n, _ = sums.release(
+      "units", rows, unit_count, mu_squared=count_share * mu_squared
     )
-    n = max(1.0, counted_units.item())
+    n = max(1.0, noisy_n.item())
   kernels = [np.asarray(head.kernel) for head in heads]
   biases = [np.asarray(head.ranking().bias) for head in heads]
+  public = integer_heads(kernels, biases)
   hits, _ = sums.release(
     "right answers",
     rows,
     correct_predictions,
-    mu_squared=(1 - share) * buys,
-    public=integer_heads(kernels, biases),
+    mu_squared=(1 - count_share) * mu_squared,
+    public=public,
   )
   shares = hits.ravel() * math.sqrt(len(heads)) / n
-  return [
-    Accuracy(top1=top1, num_examples=max(1, round(n)))
-    for top1 in shares.clip(0, 1).tolist()
-  ]
+  num_examples = max(1, round(n))
+  accuracies = []
+  for top1 in shares.clip(0, 1).tolist():
+    accuracies.append(Accuracy(top1=top1, num_examples=num_examples))
+  return accuracies
 
 
 def accuracy_interval(accuracy: float, n: int) -> tuple[float, float]:
-  """Clopper & Pearson's 95 % interval of a share of n public test rows.
+  """Returns the 95 % interval of an accuracy on n public test rows.
+
+  Clopper and Pearson's exact interval for a binomial share: over new test rows
+  of the same kind it covers the true accuracy at least 95 times in 100.
 
   >>> low, high = accuracy_interval(0.9, 1000)
   >>> round(low, 4), round(high, 4)
   (0.8797, 0.9179)
   """
-  import scipy.stats  # half a second
+  import scipy.stats  # Its import takes half a second.
 
-  found = scipy.stats.binomtest(round(accuracy * n), n)
-  low, high = found.proportion_ci(0.95, method="exact")
+  test = scipy.stats.binomtest(round(accuracy * n), n)
+  low, high = test.proportion_ci(0.95, method="exact")
   return float(low), float(high)

@@ -31,6 +31,7 @@ imported when first used: `import oneshot_dp` does not wait for JAX or Beam.
 
 # ruff: noqa: F401
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,45 +47,43 @@ if TYPE_CHECKING:
     mu_squared_from_epsilon,
     noise_multiplier,
   )
+  from oneshot_dp.linear_dp.api import train_head, train_heads
   from oneshot_dp.linear_dp.evaluate import evaluate_heads
   from oneshot_dp.linear_dp.heads.linear_head import LinearHead
   from oneshot_dp.linear_dp.noise import NoiseSource
-  from oneshot_dp.linear_dp.private_head import (
-    PrivateHead,
-    train_head,
-    train_heads,
-  )
+  from oneshot_dp.linear_dp.private_head import PrivateHead
   from oneshot_dp.pipeline.heads.head_folder import load_head, save_head
 
+# Public name -> the module that defines it.
 _HOMES = {
-  name: home
-  for home, names in {
-    "extract.backbones.backbone": ("load_backbone",),
-    "extract.backbones.names": ("backbone_names",),
-    "extract.cache.read": ("open_cache",),
-    "extract.cache.write": ("write_cache",),
-    "extract.job.shard": ("embed_images",),
-    "extract.sources.open_source": ("open_source",),
-    "extract.sources.source": ("Example",),
-    "linear_dp.accounting": (
-      "epsilon_of",
-      "mu_squared_from_epsilon",
-      "noise_multiplier",
-    ),
-    "linear_dp.classifier": ("DPLinearClassifier",),
-    "linear_dp.evaluate": ("evaluate_heads",),
-    "linear_dp.heads.linear_head": ("LinearHead",),
-    "linear_dp.noise": ("NoiseSource",),
-    "linear_dp.private_head": ("PrivateHead", "train_head", "train_heads"),
-    "pipeline.heads.head_folder": ("load_head", "save_head"),
-  }.items()
-  for name in names
+  "Example": "extract.sources.source",
+  "LinearHead": "linear_dp.heads.linear_head",
+  "NoiseSource": "linear_dp.noise",
+  "PrivateHead": "linear_dp.private_head",
+  "backbone_names": "extract.backbones.names",
+  "embed_images": "extract.job.shard",
+  "epsilon_of": "linear_dp.accounting",
+  "evaluate_heads": "linear_dp.evaluate",
+  "load_backbone": "extract.backbones.backbone",
+  "load_head": "pipeline.heads.head_folder",
+  "mu_squared_from_epsilon": "linear_dp.accounting",
+  "noise_multiplier": "linear_dp.accounting",
+  "open_cache": "extract.cache.read",
+  "open_source": "extract.sources.open_source",
+  "save_head": "pipeline.heads.head_folder",
+  "train_head": "linear_dp.api",
+  "train_heads": "linear_dp.api",
+  "write_cache": "extract.cache.write",
 }
-# Without DPLinearClassifier: `import *` would need scikit-learn.
-__all__ = sorted(_HOMES.keys() - {"DPLinearClassifier"})  # pyrefly: ignore
+__all__ = sorted(_HOMES)  # pyrefly: ignore
+
+# Not in __all__, since `import *` would then need scikit-learn.
+_HOMES["DPLinearClassifier"] = "linear_dp.classifier"
 
 
 def __getattr__(name: str) -> Any:
+  if name == "__version__":
+    return importlib.metadata.version("oneshot-dp")
   if name not in _HOMES:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
   module = importlib.import_module(f"oneshot_dp.{_HOMES[name]}")
@@ -92,4 +91,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-  return sorted({*globals(), *__all__})
+  return sorted({*globals(), *__all__, "__version__"})

@@ -120,7 +120,9 @@ class EvalRows:
       return found, said | {"num_examples": n, "class_rows": counts}
     buys = mu_squared_from_epsilon(*self.budget)
     sums, counted = PrivateSums(self.source, buys), not part.is_whole
-    found = private_accuracies(sums, self._rows, heads, buys, counted)
+    found = private_accuracies(
+      sums, self._rows, heads, mu_squared=buys, count_units=counted
+    )
     n, sigma = found[0].num_examples, sums.releases[-1].noise_multiplier
     return found, said | {
       "num_examples": n,

@@ -21,8 +21,8 @@ from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.linear_dp import statistics
+from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
 from oneshot_dp.pipeline.runs.evaluation import data_of
@@ -111,7 +111,9 @@ def class_sums(cache: FeatureCache) -> None:
 def step_of_auto(n: int, dim: int, classes: int) -> None:
   rng = np.random.default_rng(0)
   x = rng.standard_normal((n, dim)).astype(np.float16)
-  data = array_data(x, rng.integers(0, classes, n), num_classes=classes)
+  data = dataset_from_arrays(
+    x, rng.integers(0, classes, n), num_classes=classes
+  )
   rows = rows_of(data, keep=True)
   kernel, step = statistics.integer_kernel(rng.standard_normal((dim, classes)))
   with jax.enable_x64(True):

@@ -33,12 +33,12 @@ ROWS, LABELS = np.repeat(np.eye(2), 500, axis=0), np.repeat(PETS, 500)
 def told():
   """As after the first fit of a process."""
   with warnings.catch_warnings(action="ignore"):
-    classifier_module._tell()
+    classifier_module._warn_once()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_scikit_learn_takes_it_for_a_classifier():
+def test_check_estimator_passes_but_for_what_noise_forbids():
   estimator = DPLinearClassifier(epsilon=0.01, head="lamb")
   results = check_estimator(
     estimator, expected_failed_checks=EXPECTED, on_fail=None
@@ -54,7 +54,7 @@ def test_scikit_learn_takes_it_for_a_classifier():
 
 
 @pytest.mark.parametrize("kind", [str, object, int, bool])
-def test_labels_of_any_kind_come_back(kind):
+def test_predict_returns_labels_of_the_kind_that_fit_took(kind):
   classes = (
     np.array(PETS, kind) if kind in (str, object) else [kind(0), kind(1)]
   )
@@ -69,7 +69,7 @@ def test_labels_of_any_kind_come_back(kind):
   )
 
 
-def test_classes_that_are_stated_are_public():
+def test_fit_with_stated_classes_is_private_and_refuses_other_labels():
   stated = DPLinearClassifier(epsilon=8.0, classes=["owl", *PETS])
   fitted = stated.fit(ROWS, LABELS)
   assert fitted.private_head_.class_names == ("cat", "dog", "owl")
@@ -77,14 +77,16 @@ def test_classes_that_are_stated_are_public():
   assert fitted.private_head_.trained.private
   assert fitted.decision_function(ROWS).shape == (1000, 3)
   assert fitted.score(ROWS, LABELS) == 1.0
+  assert fitted.coef_.shape == (3, 2)
+  assert fitted.intercept_.shape == (3,)
   with pytest.raises(
     ValueError, match=r"^a label is none of `classes`: name a"
   ):
     DPLinearClassifier(classes=["cat", "owl"]).fit(ROWS, LABELS)
 
 
-def test_what_is_outside_the_guarantee_is_said_once():
-  classifier_module._tell.cache_clear()
+def test_fit_warns_once_of_what_the_guarantee_does_not_cover():
+  classifier_module._warn_once.cache_clear()
   classifier = DPLinearClassifier(epsilon=8.0)
   with (
     pytest.warns(UserWarning, match="a Pipeline fits .* cross-validation"),
@@ -95,7 +97,7 @@ def test_what_is_outside_the_guarantee_is_said_once():
   classifier.set_params(classes=PETS).fit(ROWS, LABELS)  # warnings are errors
 
 
-def test_settings_reach_the_head():
+def test_fit_in_a_pipeline_equals_train_head_with_the_same_settings():
   """As by `train_head`, through a pipeline of what is not fitted."""
   classifier = DPLinearClassifier(classes=PETS)
   settings: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-8, "head": "lamb"}

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.dataset import (
   ROW_NORM,
   UNIT_WEIGHT,
   room_in_ball,
   within_ball,
 )
-from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
   D,
@@ -33,7 +33,7 @@ from tests.linear_dp.statistic_catalogue import (
 @pytest.mark.parametrize("most", [math.inf, 1.0, 1e-3])
 def test_rows_are_rounded_to_the_grid(dtype, most):
   x, label = hostile_rows(np.random.default_rng(0), dtype=np.float16)
-  data = array_data(x.astype(dtype), label, num_classes=4)
+  data = dataset_from_arrays(x.astype(dtype), label, num_classes=4)
   z, labels, weight = (
     c[:24] for c in columns_of(rows_of(data, max_inverse_norm=most))
   )
@@ -56,7 +56,7 @@ def test_no_honest_row_leaves_the_ball_and_each_comes_to_its_edge(dim):
   x[2] = 0
   x[2, 0] = 3
   x[3] *= 1e30
-  data = array_data(x, np.zeros(16, int), num_classes=1)
+  data = dataset_from_arrays(x, np.zeros(16, int), num_classes=1)
   z, _, _ = columns_of(rows_of(data))
   squares = lengths_squared(z[:16])
   assert max(squares) <= ROW_NORM**2

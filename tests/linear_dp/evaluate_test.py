@@ -8,10 +8,10 @@ import pytest
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp import evaluate
 from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
+from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.evaluate import evaluate_heads, private_accuracies
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
 
@@ -47,7 +47,7 @@ def expected_hits(head, rows):
   return hit[:, 0].mean(), hit[:, :5].any(axis=1).mean()
 
 
-def test_logits_of_rows_at_norm_1():
+def test_unit_norm_logits_do_not_depend_on_the_length_of_a_row():
   """Rows of every length, and one of zeros, which has no direction."""
   head = dataclasses.replace(make_head(3, 4), unit_norm=True)
   rows = np.random.default_rng(1).standard_normal((5, 3))
@@ -61,7 +61,7 @@ def test_logits_of_rows_at_norm_1():
 
 
 @pytest.mark.parametrize("entry", [np.inf, np.nan])
-def test_what_is_not_finite_has_no_logits(entry):
+def test_unit_norm_logits_of_a_row_that_is_not_finite_are_nan(entry):
   """As for rows as they are: it is no hit of any class."""
   head = dataclasses.replace(make_head(3, 4), unit_norm=True)
   rows = jnp.asarray([[entry, 1.0, 2.0], [1.0, 2.0, 3.0]])
@@ -70,7 +70,7 @@ def test_what_is_not_finite_has_no_logits(entry):
   assert np.isfinite(found[1]).all()
 
 
-def test_a_common_bias_does_not_swallow_small_logits():
+def test_ranking_keeps_logits_that_a_common_bias_would_swallow():
   kernel = 1e-9 * np.eye(3, dtype=np.float32)
   head = LinearHead(kernel=kernel, bias=np.full(3, -10, np.float32))
   rows = jnp.eye(3)
@@ -82,7 +82,7 @@ def test_a_common_bias_does_not_swallow_small_logits():
 @pytest.mark.parametrize(
   ("num_classes", "n"), [(1, 3), (2, 1023), (5, 1), (5, 1024), (40, 2500)]
 )
-def test_equals_numpy_ties_included(num_classes, n):
+def test_evaluate_heads_equals_a_stable_sort_ties_included(num_classes, n):
   rows = block(n, 4, num_classes, seed=n)
   head = make_head(4, num_classes)
   (found,) = evaluate_heads([head], in_blocks(rows, 256))
@@ -102,7 +102,7 @@ def test_equals_numpy_ties_included(num_classes, n):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
 @pytest.mark.parametrize("unit_norm", [False, True])
-def test_real_numbers_of_any_dtype(dtype, unit_norm):
+def test_evaluate_heads_equals_numpy_for_every_dtype(dtype, unit_norm):
   rng = np.random.default_rng(0)
   of = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
   x = rng.standard_normal((700, 24)) * np.exp(rng.standard_normal((700, 1)))
@@ -116,8 +116,8 @@ def test_real_numbers_of_any_dtype(dtype, unit_norm):
   assert (found.top1, found.top5) == pytest.approx(expected_hits(head, rows))
 
 
-def test_heads_of_either_kind_keep_their_places_alone_or_together(monkeypatch):
-  monkeypatch.setattr(evaluate, "_BATCH", 64)
+def test_evaluate_heads_together_equals_each_head_alone(monkeypatch):
+  monkeypatch.setattr(evaluate, "_BATCH_ROWS", 64)
   rows = block(300, 5, 7, dtype=np.float32)
   heads = [
     dataclasses.replace(make_head(5, 7, seed), unit_norm=kind)
@@ -131,7 +131,7 @@ def test_heads_of_either_kind_keep_their_places_alone_or_together(monkeypatch):
   assert len({accuracy.top1 for accuracy in alone}) > 3
 
 
-def test_not_a_number_is_never_a_hit():
+def test_evaluate_heads_never_counts_nan_as_correct():
   rows, head = block(50, 4, 9, dtype=np.float32), make_head(4, 9)
   broken = dataclasses.replace(head, kernel=np.full((4, 9), np.nan, np.float32))
   kept = {name: column[10:] for name, column in rows.items()}
@@ -152,7 +152,7 @@ def test_not_a_number_is_never_a_hit():
     ([(4, 7), (4, 6)], block(9, 4, 6), r"\[\(4, 6\), \(4, 7\)\]: score those"),
   ],
 )
-def test_refusals(shapes, rows, message):
+def test_evaluate_heads_refuses_rows_that_do_not_fit(shapes, rows, message):
   heads = [make_head(*shape) for shape in shapes]
   with pytest.raises(InputError, match=message):
     evaluate_heads(heads, [] if rows is None else [rows])
@@ -169,9 +169,11 @@ def test_private_accuracies_without_noise_are_the_exact_ones():
     dataclasses.replace(make_head(6, 7, seed), bias=np.full(7, -10, np.float32))
     for seed in range(3)
   ]
-  data = array_data(rows["embedding"], rows["label"], num_classes=7)
+  data = dataset_from_arrays(rows["embedding"], rows["label"], num_classes=7)
   sums = PrivateSums(None, 0.0)
-  found = private_accuracies(sums, rows_of(data, per_row=True), heads, np.inf)
+  found = private_accuracies(
+    sums, rows_of(data, per_row=True), heads, mu_squared=np.inf
+  )
   exact = evaluate_heads(heads, [rows])
   for of_door, of_rows in zip(found, exact, strict=True):
     # Of integers: a tie may go to another class.
@@ -190,19 +192,19 @@ def clear_rows(n):
 EYE = LinearHead(kernel=np.eye(4, dtype=np.float32), bias=np.zeros(4, "f"))
 
 
-def test_noise_is_that_of_the_budget_and_never_more_leaves():
+def test_private_accuracies_have_the_noise_of_the_budget_and_cannot_exceed_it():
   x, label = clear_rows(4000)
-  rows = rows_of(array_data(x, label, num_classes=4), per_row=True)
+  rows = rows_of(dataset_from_arrays(x, label, num_classes=4), per_row=True)
   buys, source = mu_squared_from_epsilon(1.0, 1e-5), NoiseSource(0)
   found = []
   for _ in range(200):
     sums = PrivateSums(source, buys)
-    heads = private_accuracies(sums, rows, [EYE] * 4, buys)
+    heads = private_accuracies(sums, rows, [EYE] * 4, mu_squared=buys)
     found += [accuracy.top1 - 0.5 for accuracy in heads]
     (release,) = sums.releases
     assert release.noise_multiplier**-2 <= buys
     with pytest.raises(RunError, match="more than was charged"):
-      private_accuracies(sums, rows, [EYE], buys)
+      private_accuracies(sums, rows, [EYE], mu_squared=buys)
   sd = buys**-0.5 * 4**0.5 / 4000
   assert np.std(found) == pytest.approx(sd, rel=0.1)
   assert abs(np.mean(found)) < 5 * sd / 800**0.5
@@ -212,7 +214,7 @@ ONE_LARGE = np.maximum(np.arange(4000) // 2 - 999, 0)
 
 
 @pytest.mark.parametrize(
-  ("of_class", "label", "unit", "units", "top1"),
+  ("classes", "label", "unit", "units", "top1"),
   [
     # Rows of one large unit are all right, the other units' wrong.
     (np.arange(4000) % 4, None, ONE_LARGE, 1001, 1 / 1001),
@@ -220,14 +222,16 @@ ONE_LARGE = np.maximum(np.arange(4000) // 2 - 999, 0)
     (np.tile([0, 1, 1], 1000), 0, np.arange(3000) // 3, 1000, 1 / 3),
   ],
 )
-def test_a_unit_counts_for_one_and_its_rows_one_by_one(
-  of_class, label, unit, units, top1
+def test_private_accuracies_count_a_unit_for_one_and_its_rows_one_by_one(
+  classes, label, unit, units, top1
 ):
-  x = np.eye(4, dtype=np.float32)[of_class]
-  labels = (of_class + (unit > 0)) % 4 if label is None else 0 * unit
-  data = array_data(x, labels, num_classes=4, unit_ids=unit)
+  x = np.eye(4, dtype=np.float32)[classes]
+  labels = (classes + (unit > 0)) % 4 if label is None else 0 * unit
+  data = dataset_from_arrays(x, labels, num_classes=4, unit_ids=unit)
   sums = PrivateSums(NoiseSource(0), 1e9)
-  (found,) = private_accuracies(sums, rows_of(data, per_row=True), [EYE], 1e9)
+  (found,) = private_accuracies(
+    sums, rows_of(data, per_row=True), [EYE], mu_squared=1e9
+  )
   assert found.num_examples == units
   assert found.top1 == pytest.approx(top1, rel=0.01)
   names = [release.name for release in sums.releases]
@@ -235,16 +239,18 @@ def test_a_unit_counts_for_one_and_its_rows_one_by_one(
   assert sum(r.noise_multiplier**-2 for r in sums.releases) <= 1e9
 
 
-def test_rows_are_counted_where_their_number_is_private():
+def test_private_accuracies_count_rows_where_their_number_is_private():
   x, label = clear_rows(4000)
-  data = array_data(x, label, num_classes=4)
+  data = dataset_from_arrays(x, label, num_classes=4)
   data = dataclasses.replace(data, n=5000)  # the mean of a part
   sums = PrivateSums(NoiseSource(0), 1e6)
   rows = rows_of(data, per_row=True)
-  (found,) = private_accuracies(sums, rows, [EYE], 5e5, counted=True)
+  (found,) = private_accuracies(
+    sums, rows, [EYE], mu_squared=5e5, count_units=True
+  )
   assert (found.num_examples, found.top1) == (
     4000,
     pytest.approx(0.5, rel=0.01),
   )
-  (found,) = private_accuracies(sums, rows, [EYE], 1.0)
+  (found,) = private_accuracies(sums, rows, [EYE], mu_squared=1.0)
   assert found.num_examples == 5000

@@ -9,8 +9,8 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp import rows as rows_module
 from oneshot_dp.linear_dp import statistics
+from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.dataset import ROW_NORM, PrivateDataset, room_in_ball
-from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
@@ -116,7 +116,7 @@ def test_a_map_is_that_of_numpy(dim):
   rng = np.random.default_rng(dim)
   x = rng.standard_normal((200, D)).astype(np.float32)
   x[7] = 0
-  rows = rows_of(array_data(x, np.zeros(200, int), num_classes=2))
+  rows = rows_of(dataset_from_arrays(x, np.zeros(200, int), num_classes=2))
   centre, matrix = rng.normal(0, 0.3, D), rng.standard_normal((D, dim))
   z = columns_of(rows)[0][:200]
   found = columns_of(rows.mapped(centre, matrix))[0][:200]
@@ -135,7 +135,7 @@ def test_a_map_is_that_of_numpy(dim):
 
 def test_a_map_without_a_matrix_is_a_centre():
   x = np.array([[3.0, 4.0], [1.0, 0.0], [0.6, 0.8]], np.float32)
-  rows = rows_of(array_data(x, np.zeros(3, int), num_classes=1))
+  rows = rows_of(dataset_from_arrays(x, np.zeros(3, int), num_classes=1))
   found = columns_of(rows.mapped(np.array([0.0, 0.8]), None))[0][:3]
   expected = np.array([[1, 0], [0.78, -0.62], [1, 0]]) * ROW_NORM
   np.testing.assert_allclose(found, expected, atol=ROW_NORM * 2e-2)

@@ -13,8 +13,8 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadOptions, PublicStart
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
+from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.train import (
   HEADS,
   baseline,
@@ -32,7 +32,7 @@ DELTA = 1e-4
 def data(units=False):
   unit_ids = np.arange(N) // 2 if units else None
   rows = clusters((N // K,) * K, D)
-  return array_data(*rows, num_classes=K, unit_ids=unit_ids)
+  return dataset_from_arrays(*rows, num_classes=K, unit_ids=unit_ids)
 
 
 def trained(head, epsilons=(1.0,), given=None, before=None, **more):
@@ -110,7 +110,7 @@ def test_no_size_and_no_noise_make_it_fail(head, size):
   x = np.random.default_rng(n).standard_normal((n, d)).astype(np.float32)
   for given in (x, 0 * x):
     label = np.arange(n) % num_classes
-    rows = array_data(given, label, num_classes=num_classes)
+    rows = dataset_from_arrays(given, label, num_classes=num_classes)
     for epsilon in (1e-3, 1e5):
       (made,) = trained(head, (epsilon,), rows, source=NoiseSource())
       for found in (made, baseline(HEADS[head].rows(rows), head)):

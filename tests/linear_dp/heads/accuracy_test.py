@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.head_config import HeadOptions
+from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.train import HEADS, cost, train
 
 DELTA = 1e-5
@@ -36,7 +36,7 @@ def measured(
     some = (pick or some_rows())(y, np.random.default_rng(seed))
     of = np.random.default_rng(seed).permutation(len(some)) // 30
     units = of if users else None
-    data = array_data(x[some], y[some], num_classes=10, unit_ids=units)
+    data = dataset_from_arrays(x[some], y[some], num_classes=10, unit_ids=units)
     heads = train(
       HEADS[head].rows(data),
       head=head,

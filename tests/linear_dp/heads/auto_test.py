@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.head_config import HeadOptions, PublicStart
+from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.heads.auto import (
   COUNTS,
   MEAN,
@@ -19,7 +20,6 @@ from oneshot_dp.linear_dp.heads.auto import (
   shrunk,
 )
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import ROW_NORM, rows_of
 
@@ -52,7 +52,7 @@ class Watched(PrivateSums):
 
 
 def rows_of_clusters(n=1000, units=None):
-  data = array_data(*clusters(n), num_classes=K, unit_ids=units)
+  data = dataset_from_arrays(*clusters(n), num_classes=K, unit_ids=units)
   return rows_of(data, keep=True)
 
 
@@ -148,7 +148,7 @@ def test_units_are_counted_and_n_is_their_number():
 def test_balanced_steps_have_the_log_of_noisy_counts_added():
   x, y = clusters(1000)
   y = np.where(np.random.default_rng(0).random(1000) < 0.8, 0, y)
-  rows = rows_of(array_data(x, y, num_classes=K), keep=True)
+  rows = rows_of(dataset_from_arrays(x, y, num_classes=K), keep=True)
   sums, _ = watched(rows, 4.0, balanced=True)
   ((_, _, counts),) = sums.of("class counts")
   sigma = (COUNTS * 4.0) ** -0.5

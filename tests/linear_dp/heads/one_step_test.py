@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.heads.one_step import (
   OPTIMIZERS,
   clipped_rows,
@@ -17,7 +18,6 @@ from oneshot_dp.linear_dp.heads.one_step import (
   residual_norm,
 )
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.private_head import array_data
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.statistics import class_sums
 from tests.linear_dp.heads import reference
@@ -36,7 +36,7 @@ def rows_of_lengths(n=N, d=D, num_classes=K, seed=0):
 
 def stepped(name, x, y, buys=math.inf, seed=None):
   """The door, the rows and the head of one step; without a seed, no noise."""
-  rows = clipped_rows(array_data(x, y, num_classes=K))
+  rows = clipped_rows(dataset_from_arrays(x, y, num_classes=K))
   sums = PrivateSums(None, 0.0)
   if seed is not None:
     sums = PrivateSums(NoiseSource(seed), 3 * buys)
@@ -49,7 +49,7 @@ def stepped(name, x, y, buys=math.inf, seed=None):
 )
 def test_the_sums_have_the_bits_of_the_reference(n, d, num_classes):
   x, y = rows_of_lengths(n, d, num_classes)
-  rows = clipped_rows(array_data(x, y, num_classes=num_classes))
+  rows = clipped_rows(dataset_from_arrays(x, y, num_classes=num_classes))
   sums = PrivateSums(None, 0.0)
   found, _ = sums.release("class sums", rows, class_sums, mu_squared=math.inf)
   exact = reference.class_sums(x, y, num_classes, 1.0, -10.0)

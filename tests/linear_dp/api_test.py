@@ -1,4 +1,4 @@
-"""Private heads of arrays: the same as by `train`, charged before noise."""
+"""Heads of arrays in memory equal those of `train`, and are charged first."""
 
 import dataclasses
 import json
@@ -11,13 +11,13 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadOptions
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
-from oneshot_dp.linear_dp.evaluate import evaluate_heads
-from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.private_head import (
-  array_data,
+from oneshot_dp.linear_dp.api import (
+  dataset_from_arrays,
   train_head,
   train_heads,
 )
+from oneshot_dp.linear_dp.evaluate import evaluate_heads
+from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import HEADS, cost, train
 from tests.sample_caches import clusters
 
@@ -33,11 +33,11 @@ def heads(**changes: Any):
 
 @pytest.mark.parametrize("head", ["lamb", "auto"])
 @pytest.mark.parametrize("units", [False, True])
-def test_is_what_train_makes_in_the_order_asked(head, units):
+def test_train_heads_equals_train_and_keeps_the_order_of_epsilons(head, units):
   epsilons, unit_ids = (1.0, 8.0, 2.0), np.arange(N) // 2 if units else None
   source = NoiseSource(7)
   found = heads(epsilons=epsilons, head=head, source=source, unit_ids=unit_ids)
-  data = array_data(ROWS, LABEL, num_classes=K, unit_ids=unit_ids)
+  data = dataset_from_arrays(ROWS, LABEL, num_classes=K, unit_ids=unit_ids)
   how: dict[str, Any] = {"head": head, "epsilons": epsilons, "delta": DELTA}
   how |= {"paid": cost(epsilons, DELTA), "source": NoiseSource(7)}
   made = train(HEADS[head].rows(data), **how)
@@ -51,7 +51,7 @@ def test_is_what_train_makes_in_the_order_asked(head, units):
 
 
 @pytest.mark.parametrize("head", ["lamb", "auto"])
-def test_learns_and_says_what_it_guarantees(head):
+def test_receipt_states_the_guarantee_of_what_was_released(head):
   strict, loose = heads(epsilons=(2.0, 18.0), head=head)
   assert loose.score(ROWS, LABEL) > 0.9
   receipt = json.loads(json.dumps(loose.receipt()))
@@ -83,7 +83,7 @@ class WatchedSource(NoiseSource):
 
 
 @pytest.mark.parametrize("head", ["lamb", "auto"])
-def test_charges_once_and_before_any_noise(head):
+def test_train_heads_charges_once_and_before_any_noise(head):
   events: list[Any] = []
   source = WatchedSource(events)
 
@@ -110,6 +110,9 @@ def test_charges_once_and_before_any_noise(head):
   [
     ({"epsilons": (0.0,)}, r"epsilon=0 must be positive"),
     ({"epsilons": (1.0, 1.0)}, r"give one or more, each once"),
+    ({"epsilons": 4}, r"epsilons=4 must be a sequence of numbers"),
+    ({"epsilons": ("1",)}, r"epsilons='1' must be a number"),
+    ({"delta": "1e-4"}, r"delta='1e-4' must be a number"),
     ({"epsilons": (400.0,)}, r"weak-privacy"),
     ({"delta": 0.0}, r"delta=0\.0 must lie strictly between 0 and 1"),
     ({"delta": 1 / N}, r"delta=0\.0025 is not below 1/n"),
@@ -119,7 +122,7 @@ def test_charges_once_and_before_any_noise(head):
     ({"class_names": ["a", "b", "b", "c"]}, r"must be 4 different names"),
   ],
 )
-def test_refuses_in_one_line_and_charges_nothing(changes, message):
+def test_train_heads_refuses_bad_arguments_before_a_charge(changes, message):
   charges = []
   with pytest.raises(InputError, match=message) as error:
     heads(**changes, charge=lambda *given: charges.append(given))
@@ -128,7 +131,20 @@ def test_refuses_in_one_line_and_charges_nothing(changes, message):
   assert heads(epsilons=(400.0,), delta=1 / N, weak_privacy=True)
 
 
-def test_options_reach_the_head():
+def test_train_heads_takes_strings_as_unit_ids():
+  numbered = np.arange(N) // 2
+  named = [f"user {index}" for index in numbered]
+  (by_name,) = heads(unit_ids=named, source=NoiseSource(3))
+  (by_number,) = heads(unit_ids=numbered, source=NoiseSource(3))
+  np.testing.assert_array_equal(by_name.head.kernel, by_number.head.kernel)
+
+
+def test_train_head_refuses_an_epsilon_that_is_a_string():
+  with pytest.raises(InputError, match="epsilon='1' must be a number"):
+    train_head(ROWS, LABEL, num_classes=K, epsilon="1", delta=DELTA)  # type: ignore
+
+
+def test_train_heads_states_its_options():
   (balanced,) = heads(balanced=True, class_names=list("abcd"))
   assert balanced.receipt()["stated"]["options"] == {"balanced": True}
   assert balanced.class_names == ("a", "b", "c", "d")
@@ -145,7 +161,7 @@ def test_options_reach_the_head():
   assert one.trained.options == HeadOptions().as_json()
 
 
-def test_predictions_are_those_that_are_evaluated():
+def test_predictions_are_those_that_evaluate_heads_counts():
   (head,) = heads(head="momentum", epsilons=(18.0,))
   rows = {"embedding": ROWS, "label": LABEL}
   accuracy, same = evaluate_heads([head, head.head], [rows])
@@ -157,7 +173,7 @@ def test_predictions_are_those_that_are_evaluated():
 
 
 @pytest.mark.parametrize("head", ["momentum", "auto"])
-def test_predicts_nothing_for_rows_of_another_width_or_not_finite(head):
+def test_predict_refuses_rows_of_another_width_or_not_finite(head):
   (trained,) = heads(head=head)
   for shape in (2, D + 1), (D,), (1, 2, D):
     with pytest.raises(InputError, match=r"the head takes \[n, 6\]"):
@@ -189,22 +205,23 @@ def test_predicts_nothing_for_rows_of_another_width_or_not_finite(head):
     ({"labels": np.array([0, 4])}, r"labels\[1\] is not one of the num_"),
     ({"labels": np.array([-1, 0])}, r"labels\[0\] is not one"),
     ({"num_classes": 0}, "is not one of the num_classes=0"),
-    ({"unit_ids": np.array(["a", "b"])}, "unit_ids are <U1"),
+    ({"unit_ids": np.ones(2)}, "unit_ids are float64"),
+    ({"unit_ids": np.array(["a", None])}, "unit_ids are object"),
     ({"unit_ids": np.zeros(1, int)}, "unit_ids are int64"),
   ],
 )
-def test_arrays_that_are_no_rows_are_refused(given, message):
+def test_dataset_from_arrays_refuses_invalid_arrays(given, message):
   right = {"embeddings": np.ones((2, 3), np.float32), "num_classes": 4}
   with pytest.raises(InputError, match=message) as refused:
-    array_data(**(right | {"labels": np.zeros(2, int)} | given))
+    dataset_from_arrays(**(right | {"labels": np.zeros(2, int)} | given))
   assert "\n" not in str(refused.value)
 
 
-def test_other_arrays_are_read_as_they_are():
+def test_dataset_from_arrays_uses_float16_without_a_copy():
   x = jax.numpy.ones((3, 2))
-  data = array_data(x, np.array([0, 1, 1], np.uint8), num_classes=2)
+  data = dataset_from_arrays(x, np.array([0, 1, 1], np.uint8), num_classes=2)
   assert (data.n, data.feature_dim, data.num_classes) == (3, 2, 2)
   assert not data.has_units
   half = np.ones((3, 2), np.float16)
-  (block,) = array_data(half, np.zeros(3, int), num_classes=1).blocks()
+  (block,) = dataset_from_arrays(half, np.zeros(3, int), num_classes=1).blocks()
   assert block["embedding"] is half

@@ -1,0 +1,340 @@
+"""Arrays in memory → private heads, in one call and in no ledger."""
+
+import numbers
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.head_config import HeadName, HeadOptions, PublicStart
+from oneshot_dp.linear_dp import accounting
+from oneshot_dp.linear_dp.dataset import PrivateDataset
+from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_head import PrivateHead
+from oneshot_dp.linear_dp.train import HEADS, check_plan, cost, train
+
+_EMBEDDING_DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+_ROWS_AT_ONCE = 4096
+
+
+def train_heads(
+  embeddings: Any,
+  labels: Any,
+  *,
+  num_classes: int,
+  class_names: Sequence[str] | None = None,
+  epsilons: Sequence[float],
+  delta: float,
+  head: HeadName = "auto",
+  unit_ids: Any = None,
+  balanced: bool = False,
+  start: Any = None,
+  weak_privacy: bool = False,
+  source: NoiseSource | None = None,
+  charge: Callable[[Fraction, NoiseSource], object] | None = None,
+) -> tuple[PrivateHead, ...]:
+  """Trains a private head for each epsilon; all of them cost the largest.
+
+  **The heads are in no ledger**: every call costs anew. Pass `charge` to keep
+  count, or write a cache (`oneshot_dp.write_cache`) for `oneshot-dp train`.
+
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> rows, labels = np.repeat(np.eye(2), 500, axis=0), np.arange(1000) // 500
+  >>> strict, loose = oneshot_dp.train_heads(
+  ...   rows, labels, num_classes=2, epsilons=(1.0, 4.0), delta=1e-6
+  ... )
+  >>> strict.trained.epsilon, loose.trained.epsilon
+  (1.0, 4.0)
+
+  Formal guarantees:
+    Those of `linear_dp.train.train`: each head is (ε, δ)-DP, and all heads of
+    the call together are as private as that of the largest ε. The neighboring
+    data set has nothing in the place of one privacy unit (a row, or all rows
+    of one of `unit_ids`); n and K are public.
+
+  Args:
+    embeddings: [n, d] floats of 16, 32 or 64 bits; private.
+    labels: [n] integers in [0, K); private.
+    num_classes: K, which must be known without looking at the labels.
+    class_names: K different public names; None means "0", "1" …
+    epsilons: positive and different numbers.
+    delta: of each head, in (0, 1) and well below 1/n.
+    head: "auto", the most accurate one, or the paper's step with the optimizer
+      of this name.
+    unit_ids: [n] integers or strings that tell whose each row is; all rows of
+      one unit are protected together. None means that each row is a unit.
+    balanced: weigh all classes equally, however rare; for "auto" alone.
+    start: [K, d] numbers, for "auto" alone: a public vector for each class,
+      such as a text tower's embedding of its name. It must not depend on
+      private rows.
+    weak_privacy: allow a δ of 1/n or more, and an ε above 20.
+    source: the random bits of the noise; None means the operating system's. A
+      source with a seed marks the heads as NOT PRIVATE.
+    charge: called once with μ² and the source, before any noise is drawn; it
+      may raise an error to stop the training.
+
+  Returns:
+    The heads, in the order of `epsilons`.
+
+  Raises:
+    InputError: the arguments are not valid; nothing was charged or drawn.
+  """
+  if source is None:
+    source = NoiseSource()
+  # Checked here, since a wrong source would only fail after the charge.
+  if not isinstance(source, NoiseSource):
+    raise InputError(f"source={source!r} must be a oneshot_dp.NoiseSource.")
+  budgets = _numbers("epsilons", epsilons)
+  delta = _number("delta", delta)
+  for epsilon in budgets:
+    accounting.check_budget(epsilon, delta, allow_weak_privacy=weak_privacy)
+  data = dataset_from_arrays(
+    embeddings, labels, num_classes=int(num_classes), unit_ids=unit_ids
+  )
+  accounting.check_delta(delta, data.n, allow_weak_privacy=weak_privacy)
+  public_start = None
+  if start is not None:
+    public_start = PublicStart.of(
+      start, num_classes=data.num_classes, feature_dim=data.feature_dim
+    )
+  options = HeadOptions(balanced=balanced, start=public_start)
+  check_plan(
+    head=head,
+    n=data.n,
+    feature_dim=data.feature_dim,
+    num_classes=data.num_classes,
+    options=options,
+  )
+  names = _valid_class_names(class_names, data.num_classes)
+  rows = HEADS[head].rows(data)
+  mu_squared = cost(budgets, delta)
+  # A pass over the rows: what is wrong with one is told before the charge.
+  rows.validate()
+  if charge is not None:
+    charge(mu_squared, source)
+  by_epsilon = {}
+  for trained in train(
+    rows,
+    head=head,
+    epsilons=budgets,
+    delta=delta,
+    paid=mu_squared,
+    source=source,
+    options=options,
+  ):
+    by_epsilon[trained.epsilon] = PrivateHead(
+      trained=trained,
+      num_examples=data.n,
+      class_names=names,
+      num_classes_source="flag" if class_names is None else "class_names",
+      privacy_unit=data.unit,
+      is_charged=charge is not None,
+    )
+  return tuple(by_epsilon[epsilon] for epsilon in budgets)
+
+
+def train_head(
+  embeddings: Any,
+  labels: Any,
+  *,
+  num_classes: int,
+  class_names: Sequence[str] | None = None,
+  epsilon: float,
+  delta: float,
+  head: HeadName = "auto",
+  unit_ids: Any = None,
+  balanced: bool = False,
+  start: Any = None,
+  weak_privacy: bool = False,
+  source: NoiseSource | None = None,
+  charge: Callable[[Fraction, NoiseSource], object] | None = None,
+) -> PrivateHead:
+  """Trains one private head: `train_heads` with one epsilon.
+
+  **The head is in no ledger**, and releases add up: train heads for several
+  epsilons by one call of `train_heads`.
+
+  >>> import numpy as np
+  >>> import oneshot_dp
+  >>> rows, labels = np.repeat(np.eye(3), 400, axis=0), np.arange(1200) // 400
+  >>> head = oneshot_dp.train_head(
+  ...   rows, labels, num_classes=3, epsilon=2.0, delta=1e-6
+  ... )
+  >>> head.predict(np.eye(3)), head.receipt()["follows"]["epsilon"]
+  (array([0, 1, 2]), 2.0)
+
+  Args:
+    embeddings: see `train_heads`, as for all other arguments.
+    labels: [n] integers in [0, K); private.
+    num_classes: K, public.
+    class_names: K public names, or None.
+    epsilon: a positive number.
+    delta: in (0, 1), well below 1/n.
+    head: "auto", or the paper's step.
+    unit_ids: whose each row is, or None.
+    balanced: weigh all classes equally.
+    start: public vectors to start from, or None.
+    weak_privacy: allow a weak guarantee.
+    source: the random bits, or None.
+    charge: called once before any noise is drawn, or None.
+
+  Returns:
+    The head.
+
+  Raises:
+    InputError: the arguments are not valid; nothing was charged or drawn.
+  """
+  (trained,) = train_heads(
+    embeddings,
+    labels,
+    num_classes=num_classes,
+    class_names=class_names,
+    epsilons=(_number("epsilon", epsilon),),
+    delta=delta,
+    head=head,
+    unit_ids=unit_ids,
+    balanced=balanced,
+    start=start,
+    weak_privacy=weak_privacy,
+    source=source,
+    charge=charge,
+  )
+  return trained
+
+
+def dataset_from_arrays(
+  embeddings: Any,
+  labels: Any,
+  *,
+  num_classes: int,
+  unit_ids: Any = None,
+) -> PrivateDataset:
+  """Makes a private data set of labeled embeddings in memory, all checked.
+
+  Args:
+    embeddings: [n, d] floats. float64 is rounded to float32, and other dtypes
+      are used without a copy.
+    labels: [n] integers in [0, K).
+    num_classes: K.
+    unit_ids: [n] integers or strings, or None; see `train_heads`.
+
+  Raises:
+    InputError: a wrong dtype or shape, no rows, an embedding that is not
+      finite in float32, or a label outside [0, K). A row is named by its index
+      alone, never by its label or numbers.
+  """
+  array = np.asarray(embeddings)
+  if array.dtype not in _EMBEDDING_DTYPES or array.ndim != 2 or not array.size:
+    raise InputError(
+      f"embeddings are {array.dtype} {array.shape}: give [n, d], at least one"
+      " row, of floats of 16, 32 or 64 bits."
+    )
+  n, feature_dim = array.shape
+  label = _integers("labels", labels, n)
+  is_outside = (label < 0) | (label >= num_classes)
+  if is_outside.any():
+    raise InputError(
+      f"labels[{is_outside.argmax()}] is not one of the"
+      f" num_classes={num_classes} classes: labels run from 0 to"
+      f" {num_classes - 1}."
+    )
+  embedding = array
+  if array.dtype == np.float64:
+    # A number that overflows makes an infinite norm, which is refused below.
+    with np.errstate(over="ignore"):
+      embedding = array.astype(np.float32)
+  columns = {
+    "embedding": embedding,
+    "embedding_norm": _finite_norms(embedding),
+    "label": label.astype(np.int32),
+    "example_id": np.arange(n),
+  }
+  unit = "example"
+  if unit_ids is not None:
+    unit = "unit"
+    columns["unit_id"] = _unit_numbers(unit_ids, n)
+  return PrivateDataset(
+    blocks=lambda: [columns],
+    n=n,
+    feature_dim=feature_dim,
+    num_classes=num_classes,
+    unit=unit,
+  )
+
+
+def _finite_norms(embedding: np.ndarray) -> Float32[np.ndarray, " n"]:
+  """Euclidean norms of the rows, a piece of them after the other."""
+  norm = np.empty(len(embedding), np.float32)
+  with np.errstate(over="ignore"):
+    for start in range(0, len(embedding), _ROWS_AT_ONCE):
+      piece = slice(start, start + _ROWS_AT_ONCE)
+      wide = embedding[piece].astype(np.float64)
+      norm[piece] = np.linalg.norm(wide, axis=1)
+  is_finite = np.isfinite(norm)
+  if not is_finite.all():
+    raise InputError(
+      f"embeddings[{is_finite.argmin()}] is not finite, or too long for"
+      " float32: fix the row, or leave it out."
+    )
+  return norm
+
+
+def _valid_class_names(
+  class_names: Sequence[str] | None, num_classes: int
+) -> tuple[str, ...]:
+  """K different names that are not empty; "0", "1" … where none are given."""
+  if class_names is None:
+    return tuple(str(index) for index in range(num_classes))
+  names = tuple(class_names)
+  are_texts = all(isinstance(name, str) and name for name in names)
+  if not are_texts or len(names) != num_classes or len(set(names)) < len(names):
+    raise InputError(
+      f"class_names={names} must be {num_classes} different names."
+    )
+  return names
+
+
+def _number(name: str, value: Any) -> float:
+  if not isinstance(value, numbers.Real):
+    raise InputError(f"{name}={value!r} must be a number.")
+  return float(value)
+
+
+def _numbers(name: str, values: Any) -> tuple[float, ...]:
+  if isinstance(values, str) or not np.iterable(values):
+    raise InputError(
+      f"{name}={values!r} must be a sequence of numbers, such as (0.5, 2, 8)."
+    )
+  return tuple(_number(name, value) for value in values)
+
+
+def _integers(name: str, values: Any, n: int) -> Int64[np.ndarray, " n"]:
+  array = np.asarray(values)
+  if array.dtype.kind not in "iu" or array.shape != (n,):
+    raise InputError(
+      f"{name} are {array.dtype} {array.shape}: give {n} integers, one a row."
+    )
+  return array.astype(np.int64)
+
+
+def _unit_numbers(unit_ids: Any, n: int) -> Int64[np.ndarray, " n"]:
+  """Numbers of the units; strings are numbered in their sorted order.
+
+  The numbers only tell which rows belong together. No sum depends on them.
+  """
+  array = np.asarray(unit_ids)
+  if array.dtype.kind == "O" and all(isinstance(i, str) for i in array.flat):
+    array = array.astype(np.str_)
+  if array.dtype.kind == "U" and array.shape == (n,):
+    _, array = np.unique(array, return_inverse=True)
+  if array.dtype.kind not in "iu" or array.shape != (n,):
+    raise InputError(
+      f"unit_ids are {array.dtype} {array.shape}: give {n} integers or"
+      " strings, one a row."
+    )
+  return array.astype(np.int64)
