@@ -86,7 +86,7 @@ def evaluate_heads(
   for block in blocks:
     embedding = block["embedding"]
     label = block["label"]
-    _check_block(embedding, label, shape=shapes[0])
+    _check_block(embedding, label, linear_heads[0])
     on_rows(len(label))
     counts.add(embedding, label)
   if not counts.class_rows.any():
@@ -95,17 +95,16 @@ def evaluate_heads(
 
 
 def _check_block(
-  embedding: np.ndarray, label: np.ndarray, *, shape: tuple[int, int]
+  embedding: np.ndarray, label: np.ndarray, head: LinearHead
 ) -> None:
-  feature_dim, num_classes = shape
-  if embedding.shape[-1] != feature_dim:
+  if embedding.shape[-1] != head.feature_dim:
     raise InputError(
       f"The rows have feature_dim={embedding.shape[-1]}, the head"
-      f" {feature_dim}: they come from different backbones."
+      f" {head.feature_dim}: they come from different backbones."
     )
-  if ((label < 0) | (label >= num_classes)).any():
+  if ((label < 0) | (label >= head.num_classes)).any():
     raise InputError(
-      f"a label is outside 0 to {num_classes - 1}, the head's classes."
+      f"a label is outside 0 to {head.num_classes - 1}, the head's classes."
     )
 
 
@@ -141,7 +140,7 @@ class _HitCounts:
   def accuracy(self, index: int) -> Accuracy:
     """Returns the accuracy of one head on all rows so far."""
     num_rows = int(self.class_rows.sum())
-    recall = []
+    recall: list[float | None] = []
     for hits, rows in zip(self._first[index], self.class_rows, strict=True):
       recall.append(float(hits / rows) if rows else None)
     present = [share for share in recall if share is not None]

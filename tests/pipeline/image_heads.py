@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 import oneshot_dp
+from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.images import resize_and_crop
@@ -53,7 +54,9 @@ def glyph_vit() -> Backbone:
 
 
 def write_image_head(
-  folder: pathlib.Path, backbone: Backbone | None = None, head: str = "auto"
+  folder: pathlib.Path,
+  backbone: Backbone | None = None,
+  head: HeadName = "auto",
 ) -> SavedHead:
   """A private head of digits; without its ledger."""
   backbone = backbone or glyph_vit()
