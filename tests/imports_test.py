@@ -26,17 +26,14 @@ FLOORS = {
     "job",
   ),
   "oneshot_dp.linear_dp": (
-    Layer(
-      "noise",
-      "accounting",
-      "distributed",
-      "rows",
-      "dataset",
-      independent=False,
-    ),
-    Layer("private_sums", "statistics", independent=False),
-    Layer("heads", "evaluate", independent=False),
-    "train",
+    Layer("noise", "accounting", "distributed", independent=False),
+    Layer("dataset", "quantize", "privacy_units", independent=False),
+    Layer("rows", "statistics", independent=False),
+    Layer("sum_kernels", "private_sums", independent=False),
+    "heads",
+    Layer("train", "memory", independent=False),
+    "private_head",
+    Layer("api", "evaluate", independent=False),
     "classifier",
   ),
   "oneshot_dp.pipeline": (
@@ -49,7 +46,7 @@ FLOORS = {
     "cli",
   ),
 }
-LEVELS = {"extract": 6, "linear_dp": 8, "pipeline": 7}
+LEVELS = {"extract": 6, "linear_dp": 10, "pipeline": 7}
 
 
 @pytest.fixture(scope="module")
