@@ -5,6 +5,7 @@ import tarfile
 from typing import Any
 
 import numpy as np
+from safetensors import numpy as safetensors
 
 from tests.golden.commands import json_of, run_command, settled
 
@@ -14,12 +15,14 @@ ARCHIVE = FOLDER / "formats.tar.gz"
 NUM_CLASSES, FEATURE_DIM = 4, 8
 DELTA = "1e-4"
 
-# The cache and the flags of each head.
+# The cache of each head, its epsilon, the larger one, and its flags. With as
+# many rows as "lawns" has, `auto` releases the second moment as well.
 HEADS = {
-  "auto": ("train", ""),
-  "lamb": ("train", "--head lamb"),
-  "balanced": ("train", "--balanced"),
-  "units": ("wards", ""),
+  "auto": ("train", 1, 4, ""),
+  "lamb": ("train", 1, 4, "--head lamb"),
+  "balanced": ("train", 1, 4, "--balanced"),
+  "units": ("wards", 1, 4, ""),
+  "whitened": ("lawns", 4, 8, ""),
 }
 
 
@@ -44,18 +47,20 @@ def make_formats() -> None:
   write_vectors("train", 240, seed=1)
   write_vectors("test", 80, seed=2)
   write_vectors("wards", 240, seed=3)
+  write_vectors("lawns", 480, seed=5)
   lines = [
     "import train.npz --dataset-name pets --num-classes 4 --out train",
     "import test.npz --dataset-name pets --split test --num-classes 4"
     " --out test",
     "import wards.npz --dataset-name wards --num-classes 4"
     " --unit-name patient --out wards",
+    "import lawns.npz --dataset-name lawns --num-classes 4 --out lawns",
     "budget --cache train --max-epsilon 18 --max-delta 1e-3"
     " --ledger ledger.sqlite",
   ]
-  for name, (cache, flags) in HEADS.items():
+  for name, (cache, epsilon, _, flags) in HEADS.items():
     lines.append(
-      f"train --cache {cache} --epsilon 1 --delta {DELTA} {flags}"
+      f"train --cache {cache} --epsilon {epsilon} --delta {DELTA} {flags}"
       f" --ledger ledger.sqlite --out heads/{name}"
     )
   for line in lines:
@@ -73,7 +78,7 @@ def nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def pack(folder: pathlib.Path) -> None:
   """Makes the archive of a folder's caches, heads and ledger."""
   with tarfile.open(ARCHIVE, "w:gz") as archive:
-    for name in ("heads", "ledger.sqlite", "test", "train", "wards"):
+    for name in ("heads", "lawns", "ledger.sqlite", "test", "train", "wards"):
       archive.add(folder / name, name, filter=nobodys)
 
 
@@ -81,6 +86,21 @@ def unpack(folder: pathlib.Path) -> None:
   """Puts the caches, heads and ledger of the archive into a folder."""
   with tarfile.open(ARCHIVE) as archive:
     archive.extractall(folder, filter="data")
+
+
+def saved_statistics(head: str) -> dict[str, Any]:
+  """Key → shape of what a head saves for a larger epsilon, and precisions.
+
+  A precision does not depend on noise. It tells whether what the earlier head
+  had was found and added to: under another key it would be left aside silently.
+  """
+  saved = safetensors.load_file(pathlib.Path(head, "releases.safetensors"))
+  return {
+    key: [list(array.shape), float(array)]
+    if key.startswith("precision/")
+    else [list(array.shape)]
+    for key, array in sorted(saved.items())
+  }
 
 
 def results() -> dict[str, Any]:
@@ -91,10 +111,10 @@ def results() -> dict[str, Any]:
   said: dict[str, Any] = {}
   ledger = "--ledger ledger.sqlite"
   said["budget before"] = json_of(f"budget {ledger}")
-  for cache in ("train", "test", "wards"):
+  for cache in ("train", "test", "wards", "lawns"):
     said[f"verify {cache}"] = json_of(f"verify {cache}")
     said[f"inspect {cache}"] = json_of(f"inspect {cache}")
-  for name, (cache, flags) in HEADS.items():
+  for name, (cache, _, epsilon, flags) in HEADS.items():
     head, larger = f"heads/{name}", f"larger/{name}"
     said[f"verify {head}"] = json_of(f"verify {head} {ledger}")
     said[f"inspect {head}"] = json_of(f"inspect {head}")
@@ -105,9 +125,11 @@ def results() -> dict[str, Any]:
     # The last column is a logit, which may differ in its last digit.
     said[f"table of {head}"] = [row.rsplit(",", 1)[0] for row in rows]
     said[f"train {larger}"] = json_of(
-      f"train --cache {cache} --from {head} --epsilon 4 --delta {DELTA}"
-      f" {flags} {ledger} --out {larger}"
+      f"train --cache {cache} --from {head} --epsilon {epsilon}"
+      f" --delta {DELTA} {flags} {ledger} --out {larger}"
     )
+    said[f"statistics of {head}"] = saved_statistics(head)
+    said[f"statistics of {larger}"] = saved_statistics(larger)
     said[f"verify {larger}"] = json_of(f"verify {larger} {ledger}")
   said["budget after"] = json_of(f"budget {ledger}")
   return settled(said)
