@@ -79,7 +79,7 @@ def write_head(
     safetensors.numpy.save({k: np.array(v, order="C") for k, v in of.items()})
     for of in ({"kernel": head.kernel, "bias": head.bias}, trained.state)
   )
-  more = {"charge": charge, "parent_stated": parent_stated}
+  more = {"charge": charge, "went_on_from": parent_stated}
   more |= {"weights_sha256": sha256(weights), "releases_sha256": sha256(state)}
   receipt = make_receipt(trained, info, part, **more)
   folder.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   accountant: str
   noise_source: str
   charge: _Id  # the random id of what paid in the ledger, if any did
-  parent_stated: _Id  # of another head, whose releases are among these
+  went_on_from: _Id  # of another head, whose releases are among these
   weights_sha256: _Sha256
   releases_sha256: _Sha256
   libraries: dict[str, str]
@@ -82,7 +82,7 @@ def make_receipt(
 ) -> dict[str, Any]:
   """The receipt of a head of a part of a cache, as JSON has it.
 
-  `more`: charge, parent_stated, weights_sha256, releases_sha256.
+  `more`: charge, went_on_from, weights_sha256, releases_sha256.
   """
   runs = itertools.groupby(trained.releases)
   names, both = Stated.__struct_fields__, (trained, info)
