@@ -100,10 +100,12 @@ def _among_real_rows(
   plan.rows.clear()  # of `auto`, kept in memory
   rows, coins = audit.tossed(canaries, head)
   (charge,) = plan.bills[0].charges
-  charge = msgspec.structs.replace(charge, what=f"audit of {charge.what}")
+  charge = msgspec.structs.replace(
+    charge, description=f"audit of {charge.description}"
+  )
   bill = dataclasses.replace(plan.bills[0], charges=(charge,))
   rows.validate()
-  said = f"{charge.what}: {bill.dataset!r} pays, by {plan.ledger.path}"
+  said = f"{charge.description}: {bill.dataset!r} pays, by {plan.ledger.path}"
   print(*plan.notes, said, sep="\n", file=sys.stderr)
   asked = {"audit": claim, "canaries": m, "digest": cache.private_digest}
   ids = plan.ledger.charge([bill], out, asked)

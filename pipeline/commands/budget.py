@@ -38,12 +38,11 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Sets a cap, if one is given, and reads the ledger."""
-  from oneshot_dp.pipeline.commands.verify import ledger_there
   from oneshot_dp.pipeline.ledger.entries import Cap
-  from oneshot_dp.pipeline.ledger.ledger import Ledger
+  from oneshot_dp.pipeline.ledger.ledger import Ledger, open_existing_ledger
 
   epsilon, delta = flags.max_epsilon, flags.max_delta
-  of_ledger = ledger_there if epsilon is None else Ledger
+  of_ledger = open_existing_ledger if epsilon is None else Ledger
   ledger, cache, dataset = of_ledger(flags.ledger), None, None
   if flags.cache is not None:
     from oneshot_dp.extract.cache.read import open_cache
@@ -84,13 +83,13 @@ def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
 
   lines, told, cap, mu2 = [], [], of.cap_of(entries), of.spent(entries)
   for each in entries:
-    what = each.what + (f" per {each.unit}; charge {each.id[:12]}")
+    what = each.description + (f" per {each.unit}; charge {each.id[:12]}")
     if each.kind == "cap":
       what = f"cap set to {of.Cap(each.epsilon, each.delta)}"
-    elif each.mu2 is None:
+    elif each.mu_squared is None:
       what += "; NOT PRIVATE"
     lines.append(f"  {each.time}  {what}")
-    cost = None if each.mu2 is None else float(Fraction(each.mu2))
+    cost = None if each.mu_squared is None else float(Fraction(each.mu_squared))
     told.append({"time": each.time, "what": what, "mu_squared": cost})
   deltas = [e.delta for e in entries if e.delta and e.kind == "charge"]
   delta = cap.delta if cap else min(deltas, default=1e-6)
@@ -99,7 +98,9 @@ def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
     "epsilon_if_replaced": epsilon_of(sum_mu_squared([4 * mu2]), delta),
     "delta": delta,
     "mu_squared": float(mu2),
-    "not_private": sum(e.kind == "charge" and e.mu2 is None for e in entries),
+    "not_private": sum(
+      e.kind == "charge" and e.mu_squared is None for e in entries
+    ),
   }
   epsilon, replaced, at = map(format_rounded_up, [*spent.values()][:3])
   lines.append(
@@ -110,7 +111,8 @@ def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
     lines.append(f"  {exposed} are NOT PRIVATE: no epsilon covers them")
   left, said = None, "no cap: set one with --max-epsilon and --max-delta"
   if cap:
-    left, words = of.remaining_epsilon(cap, mu2)
+    left = of.remaining_epsilon(cap, mu2)
+    words = of.describe_remaining(cap, mu2)
     said = f"cap: {cap}; {words}"
   lines.append(f"  {said}")
   return lines, {"entries": told, "spent": spent, "cap": cap, "left": left}

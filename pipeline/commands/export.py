@@ -31,17 +31,17 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Writes it."""
-  from oneshot_dp.pipeline.commands.verify import ledger_there
   from oneshot_dp.pipeline.exports import NOBODY_VOUCHES, export_head
   from oneshot_dp.pipeline.heads.head_folder import read_head
   from oneshot_dp.pipeline.heads.verify import verify_head
+  from oneshot_dp.pipeline.ledger.ledger import open_existing_ledger
   from oneshot_dp.pipeline.prediction import backbone_of
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
   saved = read_head(flags.head)
   if not saved.trained.private:
     raise InputError(f"{flags.head} is {NOT_PRIVATE}: it is not exported.")
-  verdict = verify_head(flags.head, ledger_there(flags.ledger))
+  verdict = verify_head(flags.head, open_existing_ledger(flags.ledger))
   try:
     backbone = backbone_of(
       saved,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import Positional
 
@@ -26,17 +26,6 @@ class Flags:
   ledger: f.LedgerFile = None
 
 
-def ledger_there(path: Path | None) -> Any:
-  """The ledger of --ledger; InputError: it is not there. The default may be."""
-  from oneshot_dp.pipeline.ledger.entries import exists
-  from oneshot_dp.pipeline.ledger.ledger import Ledger
-
-  if path is not None and not exists(path):
-    said = f"--ledger {path} is not there: name the ledger that was charged"
-    raise InputError(f"{said}, or leave it out.")
-  return Ledger(path)
-
-
 def run(flags: Flags) -> Answer:
   """Checks it."""
   path, vouched = Path(flags.path), None
@@ -44,8 +33,11 @@ def run(flags: Flags) -> Answer:
   is_head = any((path / name).exists() for name in names)
   if is_head:
     from oneshot_dp.pipeline.heads.verify import verify_head
+    from oneshot_dp.pipeline.ledger.ledger import open_existing_ledger
 
-    vouched, said, faults = verify_head(path, ledger_there(flags.ledger))
+    vouched, said, faults = verify_head(
+      path, open_existing_ledger(flags.ledger)
+    )
   else:
     from oneshot_dp.extract.cache.read import check_cache
     from oneshot_dp.pipeline.commands.inspect import is_cache

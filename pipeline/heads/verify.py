@@ -12,11 +12,11 @@ from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.delivery import WEIGHTS_FILE
 from oneshot_dp.pipeline.ledger.entries import (
   ReleasedHead,
-  exists,
   sha256,
   spent,
 )
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.ledger.store import ledger_exists
 
 _MOST_WEIGHTS = 1 << 34  # bytes; `train` refuses to make so many
 _NOBODY = "nobody can tell from files alone that weights contain noise"
@@ -45,7 +45,7 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
   except InputError as error:
     faults = (str(error),)
   why = _unlike(saved, ledger, ledger.heads().get(weights))
-  vouched = not why if exists(ledger.path) else None
+  vouched = not why if ledger_exists(ledger.path) else None
   said = [f"NOT VOUCHED FOR by {ledger.path}: {why}; {_NOBODY}"]
   if vouched:
     said = [f"vouched for: {ledger.path} was charged, and these bytes left"]
@@ -93,7 +93,7 @@ def earlier_head(
     if not why and saved.stated[name] != value:
       why = f"its {name} is {saved.stated[name]!a}, where {value!a} is needed"
   paid = ledger.paid(saved.stated["charge"])
-  digests = [each.asked.get("private_digests", [""])[0] for each in paid[:1]]
+  digests = [each.identity.get("private_digests", [""])[0] for each in paid[:1]]
   if not why and digests != [cache.private_digest]:
     why = f"it was trained on other rows than {cache.name} has"
   if why:

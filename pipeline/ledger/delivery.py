@@ -57,7 +57,7 @@ class Delivery:
         delivery.commit()
 
   When the block ends early, nothing is shown. What was charged stays charged,
-  and the same run opened again goes on without a new charge. A delivery that
+  and the same run opened again resumes without a new charge. A delivery that
   was never opened does nothing.
 
   *Formal guarantees*: those of this module, where everything that shows what
@@ -195,7 +195,7 @@ class Delivery:
   def _settle_on_disk(self) -> None:
     """Syncs all files; what is NOT PRIVATE becomes its owner's alone."""
     is_exposed = any(
-      charge.mu2 is None
+      charge.mu_squared is None
       for request in self._requests
       for charge in request.charges
     )

@@ -1,12 +1,10 @@
 """What was spent of each private data set, and what may be: one SQLite file.
 
 A charge is on the disk before its noise is drawn. Whether it fits under the
-cap, and whose the rows are, is asked in the transaction that writes it. Costs
-are μ² = Σσ⁻² of Gaussian releases, which add up however each was chosen, as
-fractions, without rounding.
+cap, and whose the rows are, is asked in the transaction that writes it.
 """
 
-import functools
+import contextlib
 import json
 import os
 import secrets
@@ -19,236 +17,366 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.storage import is_url
-from oneshot_dp.pipeline.ledger import entries as of
+from oneshot_dp.pipeline.ledger.charge_checks import (
+  check_requests,
+  shared_with_datasets,
+)
 from oneshot_dp.pipeline.ledger.entries import (
   Cap,
   ChargeRequest,
-  Entries,
   Keys,
+  LedgerEntry,
   ReleasedHead,
+  cap_of,
+  sha256,
+  spent,
 )
+from oneshot_dp.pipeline.ledger.store import (
+  Transaction,
+  ledger_exists,
+  transaction,
+)
+
+_WAIT_SECONDS = 60.0
 
 
 def default_ledger() -> Path:
-  """$ONESHOT_DP_LEDGER, or a file in the user's state folder."""
-  if chosen := os.environ.get("ONESHOT_DP_LEDGER"):
+  """$ONESHOT_DP_LEDGER, or a file in the user's state folder.
+
+  Raises:
+    InputError: there is neither.
+  """
+  chosen = os.environ.get("ONESHOT_DP_LEDGER")
+  if chosen:
     return Path(chosen)
   home = os.environ.get("HOME", os.path.expanduser("~"))
-  state = os.environ.get("XDG_STATE_HOME", "")
-  place = Path(state if os.path.isabs(state) else f"{home}/.local/state")
-  if not home or not place.is_absolute():
+  state_folder = os.environ.get("XDG_STATE_HOME", "")
+  if not os.path.isabs(state_folder):
+    state_folder = f"{home}/.local/state"
+  if not home or not os.path.isabs(state_folder):
     raise InputError(
-      f"HOME={home!a} is no place for a ledger: name its file with --ledger, or"
-      " in $ONESHOT_DP_LEDGER."
+      f"HOME={home!a} is not a place for a ledger: name its file with --ledger,"
+      " or in $ONESHOT_DP_LEDGER."
     )
-  return place / "oneshot-dp" / "ledger.sqlite"
+  return Path(state_folder) / "oneshot-dp" / "ledger.sqlite"
 
 
 class Ledger:
   """The charges and caps of all data sets of its user.
 
-  Rows are known by what is in them: a charge for rows that another data set of
+  Rows are known by their content: a charge for rows that another data set of
   the file was charged for is refused, be it one row, whichever backbone they
-  came through. So what was spent on a row is under one name.
+  came through. So everything that was spent on a row is under one name.
 
-  Formal guarantees: a charge returns only after it is on the disk, and raises
+  *Formal guarantees*: a charge returns only after it is on the disk, and raises
   without a trace where it would break the cap. A cap is a filter: set before
   the first release, it makes all that is released (ε, δ)-DP together, however
-  each release was chosen by those before it. Source: Smith & Thakurta, "Fully
-  Adaptive Composition for Gaussian Differential Privacy" (2022).
+  each release was chosen by those before it.
 
-  All methods raise as `charges.transaction` does. `path` is its file, None that
-  of `default_ledger()`; `wait` seconds a busy one is waited for.
+  All methods raise InputError for a file that is damaged or not a ledger, and
+  RunError where the disk refuses or another process holds it for too long.
+
+  Source: Smith & Thakurta, "Fully Adaptive Composition for Gaussian
+  Differential Privacy" (2022).
+
+  Attributes:
+    path: its file; a file that does not exist is made by the first charge.
   """
 
-  def __init__(self, path: Path | None = None, wait: float = 60.0):
-    self.path = default_ledger() if path is None else path
-    if is_url(str(self.path)):
-      raise InputError(f"{self.path} is no place on a disk, for a ledger.")
-    self._open = functools.partial(of.transaction, self.path, wait=wait)
+  def __init__(self, path: Path | None = None, wait: float = _WAIT_SECONDS):
+    """Names a ledger; nothing is opened.
 
-  def entries(self, dataset: str | None = None) -> list[of.LedgerEntry]:
+    Args:
+      path: its file; None is `default_ledger()`.
+      wait: seconds to wait for another process that writes.
+    """
+    self.path = default_ledger() if path is None else path
+    self._wait = wait
+    if is_url(str(self.path)):
+      raise InputError(
+        f"{self.path} is not a place on a disk: a ledger needs a file system's"
+        " locks, which buckets do not have; choose a file on a disk."
+      )
+
+  def entries(self, dataset: str | None = None) -> list[LedgerEntry]:
     """Charges and caps, oldest first, of one data set or of all."""
-    with self._open() as entries:
-      every = [e for e in entries.all if dataset in (None, e.dataset)]
-    return [each for each in every if each.kind in ("charge", "cap")]
+    with self._read() as ledger:
+      return [
+        entry
+        for entry in ledger.entries
+        if entry.kind in ("charge", "cap") and dataset in (None, entry.dataset)
+      ]
 
   def heads(self) -> dict[str, ReleasedHead]:
-    """All heads that left, by the SHA-256 of their weights."""
-    with self._open() as entries:
-      return {k: v for e in entries.of("left") for k, v in e.heads.items()}
+    """All heads that were released, by the SHA-256 of their weights."""
+    heads = {}
+    with self._read() as ledger:
+      for entry in ledger.select("left"):
+        heads.update(entry.heads)
+    return heads
 
-  def paid(self, charge: str | None) -> list[of.LedgerEntry]:
-    """A charge, and those that it went on from."""
-    by_id, chain = {each.id: each for each in self.entries()}, []
-    while charge in by_id:  # one comes from an earlier one
-      chain.append(by_id.pop(charge))
-      charge = chain[-1].came_from
+  def paid(self, charge_id: str | None) -> list[LedgerEntry]:
+    """A charge, and those of the heads that its head continues from."""
+    charges = {entry.id: entry for entry in self.entries()}
+    chain = []
+    # Each charge names an earlier one, so that this ends.
+    while charge_id in charges:
+      charge = charges.pop(charge_id)
+      chain.append(charge)
+      charge_id = charge.parent_charge_id
     return chain
-
-  def set_cap(
-    self, dataset: str, cap: Cap, keys: Keys | None = None
-  ) -> list[str]:
-    """Sets the cap from now on; returns what is to be said of that, if any.
-
-    With `keys` these rows are refused under another name from then on.
-    """
-    rows = ChargeRequest(dataset=dataset, charges=(), keys=keys or {})
-    most, said = cap.mu2, []  # refuses what is no guarantee
-    with self._open(write=True) as entries:
-      _add(entries, [rows])
-      charges = entries.of("charge", dataset)
-      old = of.cap_of(entries.of("cap", dataset))
-      entries.add(of.LedgerEntry("cap", dataset=dataset, **cap._asdict()))
-    unproven = "what was seen before may have led to it: no proven guarantee."
-    if old and (most > old.mu2 or cap.delta > old.delta):
-      said.append(f"THE CAP WAS RAISED, from {old} to {cap}; {unproven}")
-    elif not old and charges:
-      said.append(f"the cap was set after the first release; {unproven}")
-    if exposed := sum(each.mu2 is None for each in charges):
-      said.append(f"{exposed} charges are NOT PRIVATE: no cap covers them.")
-    if of.spent(charges) > most:
-      said.append("more than this is spent already: nothing more is released.")
-    return said
-
-  def charge(
-    self,
-    bills: Sequence[ChargeRequest],
-    run: Path,
-    asked: Mapping[str, Any],
-    heads: Mapping[str, ReleasedHead] | None = None,
-  ) -> list[str]:
-    """Pays for a run, all or nothing, or finds it paid for; the charges' ids.
-
-    A run is known by `run`, where its results go, without links, and is this
-    one by all that was `asked`, PRIVATE. One that was charged and stopped
-    before anything left pays nothing, because nobody saw what it drew; nor does
-    one of which exactly these `heads` left. Ids are random, as bills have them.
-    """
-    every = (each for bill in bills for each in sorted(bill.keys.items()))
-    rows = b"".join(kind.encode() + keys.tobytes() for kind, keys in every)
-    now = json.loads(json.dumps({**asked, "rows": of.sha256(rows)}))
-    with self._open(write=True) as entries:
-      left = {i: e.heads for e in entries.of("left") for i in e.charges}
-      runs = [e for e in entries.of("charge") if e.run == str(run)]
-      if there := [e for e in runs if left.get(e.id, heads) == heads]:
-        was = there[-1].asked
-        if differ := [k for k in was | now if was.get(k) != now.get(k)]:
-          raise InputError(
-            f"a run into {run} was charged and not finished, and this is"
-            f" another by its {', '.join(differ)}: run the very same command,"
-            " which goes on without a new charge, or name another place."
-          )
-        return [each.id for each in there]
-      known = {each.dataset for each in entries.of("charge")}
-      ids = _add(entries, bills, str(run), now)
-    for dataset in {bill.dataset for bill in bills} - known:
-      said = f"the first charge of {dataset!r} in {self.path}"
-      print(f"{said}; what others were charged is not in it", file=sys.stderr)
-    return ids
-
-  def deliver(
-    self, ids: Sequence[str], heads: Mapping[str, ReleasedHead]
-  ) -> None:
-    """Notes which heads, by SHA-256, leave for charges, before they are shown.
-
-    InputError: something left for one already; a charge pays for that once.
-    """
-    with self._open(write=True) as entries:
-      done = {i for each in entries.of("left") for i in each.charges}
-      if not {*ids} <= {each.id for each in entries.of("charge")} - done:
-        raise InputError(
-          "another run of the same command was faster, and its results left"
-          " for this charge, which pays for one release: use those."
-        )
-      entries.add(of.LedgerEntry("left", charges=tuple(ids), heads=dict(heads)))
 
   def shared(self, keys: Keys) -> dict[str, tuple[int, int]]:
     """Data set → how many of these rows, and units, it was charged for.
 
-    For their holder, and at least so many: see `Keys`. A unit's number means
-    something within a data set; in another one it may be anybody.
+    For the holder of the rows, and at least so many: see `Keys`. A unit's
+    number means something within one data set; in another it may be anybody.
     """
-    with self._open() as entries:
-      return _shared(entries, keys)
+    with self._read() as ledger:
+      return shared_with_datasets(ledger, keys)
 
+  def set_cap(
+    self, dataset: str, cap: Cap, keys: Keys | None = None
+  ) -> list[str]:
+    """Sets the cap of a data set from now on.
 
-def _check(entries: Entries, bills: Sequence[ChargeRequest]) -> None:
-  """Refuses rows of another name, and what breaks a cap or a unit."""
-  for bill in bills:
-    known = [(n, both[0]) for n, both in _shared(entries, bill.keys).items()]
-    # And what is charged at the same time.
-    known += [(b.dataset, of.in_both(bill.keys, b.keys)) for b in bills]
-    for other, rows in known:
-      if other != bill.dataset and rows:
-        raise InputError(
-          f"at least {rows} of these rows are charged as {other!r}, and this"
-          f" cache calls them {bill.dataset!r}: use a cache of the name"
-          f" {other!r}, so that what is spent adds up, or leave them out."
+    Args:
+      dataset: whose releases are to keep it.
+      cap: (ε, δ) of all releases together.
+      keys: its rows, which are refused under any other name from then on.
+
+    Returns:
+      Warnings: whether the cap is a proven guarantee for what was released.
+
+    Raises:
+      InputError: the cap is not a privacy guarantee, or the rows are another
+        data set's.
+    """
+    most = cap.mu_squared
+    rows = ChargeRequest(dataset=dataset, charges=(), keys=keys or {})
+    with self._write() as ledger:
+      check_requests(ledger, [rows])
+      _add_new_keys(ledger, rows)
+      charges = ledger.select("charge", dataset)
+      old_cap = cap_of(ledger.select("cap", dataset))
+      ledger.add(
+        LedgerEntry(
+          kind="cap", dataset=dataset, epsilon=cap.epsilon, delta=cap.delta
         )
-  for name in {bill.dataset for bill in bills if bill.charges}:
-    new = [c for bill in bills if bill.dataset == name for c in bill.charges]
-    old = entries.of("charge", name)
-    if not {each.came_from for each in new} <= {None, *(e.id for e in old)}:
-      raise InputError(
-        f"the head to go on from was not charged here, to {name!r}: name its"
-        " ledger, or leave --from out."
       )
-    if len(units := {each.unit for each in (*old, *new)}) > 1:
-      raise InputError(
-        f"{name!r} is charged per {' and per '.join(sorted(units))}: what is"
-        " protected is settled by the first charge; use caches of one unit."
+    warnings = []
+    unproven = "what was seen before may have led to it: no proven guarantee."
+    if old_cap and (most > old_cap.mu_squared or cap.delta > old_cap.delta):
+      warnings.append(
+        f"THE CAP WAS RAISED, from {old_cap} to {cap}; {unproven}"
       )
-    if (cap := of.cap_of(entries.of("cap", name))) is None:
+    elif not old_cap and charges:
+      warnings.append(f"the cap was set after the first release; {unproven}")
+    num_exposed = sum(charge.mu_squared is None for charge in charges)
+    if num_exposed:
+      warnings.append(
+        f"{num_exposed} charges are NOT PRIVATE: no cap covers them."
+      )
+    if spent(charges) > most:
+      warnings.append("more than this is spent already: all else is refused.")
+    return warnings
+
+  def charge(
+    self,
+    requests: Sequence[ChargeRequest],
+    run: Path,
+    identity: Mapping[str, Any],
+    heads: Mapping[str, ReleasedHead] | None = None,
+  ) -> list[str]:
+    """Charges a run, all or nothing, or finds that it was charged before.
+
+    A run that was charged and stopped before anything was released pays
+    nothing, because nobody saw what it drew. Nor does one of which exactly
+    these `heads` were released.
+
+    Args:
+      requests: all that the run costs.
+      run: where its results go, without links; it is known by that.
+      identity: everything that makes it this run and no other; JSON, PRIVATE.
+      heads: heads of a run that was killed, if there are any.
+
+    Returns:
+      The ids of the charges, in the order of the requests; random.
+
+    Raises:
+      InputError: a cap would be broken; the rows are charged under another name
+        or for another unit; or another run into this place is not finished.
+        Nothing was charged.
+    """
+    # As JSON has it, so that it compares with what is read back.
+    with_rows = {**identity, "rows": _digest_of_rows(requests)}
+    identity = json.loads(json.dumps(with_rows))
+    with self._write() as ledger:
+      unfinished = _find_unfinished(ledger, str(run), heads)
+      if unfinished:
+        _check_same_run(unfinished[-1], identity, run)
+        return [charge.id for charge in unfinished]
+      known_datasets = {entry.dataset for entry in ledger.select("charge")}
+      check_requests(ledger, requests)
+      charge_ids = []
+      for request in requests:
+        charge_ids += _add_charges(ledger, request, str(run), identity)
+        _add_new_keys(ledger, request)
+    for request in requests:
+      if request.dataset not in known_datasets:
+        known_datasets.add(request.dataset)
+        print(
+          f"new ledger entry for {request.dataset!r} in {self.path}; charges in"
+          " other ledgers are not counted",
+          file=sys.stderr,
+        )
+    return charge_ids
+
+  def deliver(
+    self, charge_ids: Sequence[str], heads: Mapping[str, ReleasedHead]
+  ) -> None:
+    """Notes which heads are released for charges, before they are shown.
+
+    Raises:
+      InputError: something was released for one of them already, which a
+        charge pays for once; or the charges are not in this file any more.
+    """
+    if not ledger_exists(self.path):
+      raise RunError(
+        f"the ledger {self.path} does not exist any more: put it back."
+      )
+    with self._write() as ledger:
+      charged = {entry.id for entry in ledger.select("charge")}
+      delivered = set()
+      for entry in ledger.select("left"):
+        delivered.update(entry.charge_ids)
+      if delivered.intersection(charge_ids):
+        raise InputError(
+          "another run of the same command was faster, and its results were"
+          " released for this charge, which pays for one release: use those."
+        )
+      if not charged.issuperset(charge_ids):
+        raise InputError(
+          f"the ledger {self.path} does not have the charges of this run any"
+          " more: it was replaced while the run was at work."
+        )
+      ledger.add(
+        LedgerEntry(
+          kind="left", charge_ids=tuple(charge_ids), heads=dict(heads)
+        )
+      )
+
+  def _read(self) -> contextlib.AbstractContextManager[Transaction]:
+    return transaction(self.path, wait=self._wait)
+
+  def _write(self) -> contextlib.AbstractContextManager[Transaction]:
+    return transaction(self.path, wait=self._wait, write=True)
+
+
+def open_existing_ledger(path: Path | None) -> Ledger:
+  """The ledger of a command that charges nothing.
+
+  Args:
+    path: as the user named it; None is `default_ledger()`, which may not exist.
+
+  Raises:
+    InputError: the user named a file that does not exist.
+  """
+  if path is not None and not ledger_exists(path):
+    raise InputError(
+      f"--ledger {path} does not exist: name the ledger that was charged, or"
+      " leave it out."
+    )
+  return Ledger(path)
+
+
+def _digest_of_rows(requests: Sequence[ChargeRequest]) -> str:
+  """The SHA-256 of all keys of all requests."""
+  parts = []
+  for request in requests:
+    for kind, keys in sorted(request.keys.items()):
+      parts.append(kind.encode() + keys.tobytes())
+  return sha256(b"".join(parts))
+
+
+def _find_unfinished(
+  ledger: Transaction, run: str, heads: Mapping[str, ReleasedHead] | None
+) -> list[LedgerEntry]:
+  """The charges that were made for a run and whose results were never shown.
+
+  Nothing was released for such a charge; or these very `heads` were noted, and
+  the run was killed before it could show them.
+  """
+  released = {}
+  for entry in ledger.select("left"):
+    for charge_id in entry.charge_ids:
+      released[charge_id] = entry.heads
+  unfinished = []
+  for charge in ledger.select("charge"):
+    if charge.run != run:
       continue
-    asked = " and ".join(dict.fromkeys(each.what for each in new))
-    if any(each.mu2 is None for each in new):
-      raise InputError(
-        f"{asked}: the cap of {name!r}, {cap}, covers nothing that is NOT"
-        " PRIVATE; leave it out, or use a data set without a cap."
-      )
-    if of.spent(new) > cap.mu2 - (spent := of.spent(old)):
-      raise InputError(
-        f"{asked} would break the cap of {name!r}, {cap}:"
-        f" {of.remaining_epsilon(cap, spent)[1]}; ask for less, or raise"
-        " the cap for all"
-        " to see with `oneshot-dp budget`."
-      )
+    nothing_released = charge.id not in released
+    if nothing_released or released[charge.id] == heads:
+      unfinished.append(charge)
+  return unfinished
 
 
-def _add(
-  entries: Entries,
-  bills: Sequence[ChargeRequest],
-  run: str = "",
-  asked: Any = None,
+def _check_same_run(
+  charge: LedgerEntry, identity: Mapping[str, Any], run: Path
+) -> None:
+  """Refuses another run into the place of one that is not finished."""
+  names = [*charge.identity]
+  names += [name for name in identity if name not in charge.identity]
+  differing = [
+    name for name in names if charge.identity.get(name) != identity.get(name)
+  ]
+  if differing:
+    raise InputError(
+      f"a run into {run} was charged and not finished, and this is another by"
+      f" its {', '.join(differing)}: run the very same command, which resumes"
+      " without a new charge, or choose another place."
+    )
+
+
+def _add_charges(
+  ledger: Transaction,
+  request: ChargeRequest,
+  run: str,
+  identity: Mapping[str, Any],
 ) -> list[str]:
-  """Writes charges, and keys of rows that the data set did not have yet."""
-  _check(entries, bills)
-  ids = []
-  for bill in bills:
-    for each in bill.charges:
-      if each.mu2 is not None and Fraction(each.mu2) <= 0:
-        raise InputError(f"{each.what}: mu2={each.mu2} must be positive.")
-      ids.append(secrets.token_hex(16))
-      more = {"dataset": bill.dataset, "run": run, "asked": asked or {}}
-      more["mu2"] = each.mu2 and str(Fraction(each.mu2))
-      entries.add(msgspec.structs.replace(each, id=ids[-1], **more))
-    for kind, keys in bill.keys.items():
-      old = entries.keys(bill.dataset, kind)
-      new = np.setdiff1d(keys, old, assume_unique=True)
-      if len(new):
-        entries.add(of.LedgerEntry("rows", dataset=bill.dataset, of=kind), new)
-  return ids
+  """Writes the charges of a request; returns their new random ids."""
+  charge_ids = []
+  for charge in request.charges:
+    mu_squared = None
+    if charge.mu_squared is not None:
+      exact = Fraction(charge.mu_squared)
+      if exact <= 0:
+        raise InputError(
+          f"{charge.description}: mu2={charge.mu_squared} must be positive."
+        )
+      mu_squared = str(exact)
+    charge_id = secrets.token_hex(16)
+    ledger.add(
+      msgspec.structs.replace(
+        charge,
+        id=charge_id,
+        dataset=request.dataset,
+        run=run,
+        identity=dict(identity),
+        mu_squared=mu_squared,
+      )
+    )
+    charge_ids.append(charge_id)
+  return charge_ids
 
 
-def _shared(entries: Entries, keys: Keys) -> dict[str, tuple[int, int]]:
-  """Data set → how many of these rows and units are known as its own."""
-  found = {}
-  for name in dict.fromkeys(each.dataset for each in entries.of("rows")):
-    theirs = {kind: entries.keys(name, kind) for kind in keys}
-    known = of.in_both(keys, theirs), of.in_both(keys, theirs, ["unit"])
-    if any(known):
-      found[name] = known
-  return found
+def _add_new_keys(ledger: Transaction, request: ChargeRequest) -> None:
+  """Writes the keys of rows that the data set did not have yet."""
+  for kind, keys in request.keys.items():
+    old = ledger.read_keys(request.dataset, kind)
+    new = np.setdiff1d(keys, old, assume_unique=True)
+    if len(new):
+      entry = LedgerEntry(kind="rows", dataset=request.dataset, key_kind=kind)
+      ledger.add(entry, new)

@@ -18,7 +18,7 @@ from typing import Literal
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.keys import keys_of
 from oneshot_dp.extract.cache.read import FeatureCache
-from oneshot_dp.pipeline.ledger.entries import Keys, in_both
+from oneshot_dp.pipeline.ledger.entries import Keys, count_shared
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 Role = Literal["private", "public"]
@@ -65,9 +65,9 @@ def check_roles(
     for private in casts:
       theirs = private.cache.info
       if private.role == "private":
-        rows = in_both(public.keys, private.keys)
+        rows = count_shared(public.keys, private.keys)
         same = (info.dataset, info.unit) == (theirs.dataset, theirs.unit)
-        units = in_both(public.keys, private.keys, ["unit"]) if same else 0
+        units = count_shared(public.keys, private.keys, ["unit"]) if same else 0
         if theirs.has_units and not same:
           notes.append(
             f"note: whether a {theirs.unit} is in both {private} and {public}"

@@ -97,9 +97,9 @@ class EvalRows:
     info = self.cast.cache.info
     paid = str(Fraction(mu_squared_from_epsilon(*self.budget)))
     charge = LedgerEntry(
-      "charge",
-      what=f"accuracies at epsilon {format_rounded_up(self.budget[0])}",
-      mu2=paid if self.source.is_private else None,
+      kind="charge",
+      description=f"accuracies at epsilon {format_rounded_up(self.budget[0])}",
+      mu_squared=paid if self.source.is_private else None,
       unit=info.unit,
       delta=self.budget[1],
     )

@@ -97,10 +97,10 @@ class Plan:
     at = ", ".join(map(format_rounded_up, sorted(asked.epsilons)))
     paid = str(self.mu2) if self.source.is_private else None
     same: dict[str, Any] = {"kind": "charge", "unit": info.unit, "delta": delta}
-    same["came_from"] = self.parent_stated.get("charge")
+    same["parent_charge_id"] = self.parent_stated.get("charge")
     self.jobs: dict[tuple[HeadName, int | None], LedgerEntry] = {
       (head, draw): LedgerEntry(
-        what=f"{head} at epsilon {at}", mu2=paid, **same
+        description=f"{head} at epsilon {at}", mu_squared=paid, **same
       )
       for head in asked.heads
       for draw in draws
@@ -110,7 +110,9 @@ class Plan:
       accounting.sum_mu_squared([every]), delta
     )
     for head in asked.heads if asked.baseline else ():
-      self.jobs[head, None] = LedgerEntry(what=f"{head} without noise", **same)
+      self.jobs[head, None] = LedgerEntry(
+        description=f"{head} without noise", **same
+      )
     of = {"dataset": info.dataset, "keys": self.casts[0].keys}
     self.bills = [ChargeRequest(charges=tuple(self.jobs.values()), **of)]
     self.bills += self.test.bills() if self.test else []

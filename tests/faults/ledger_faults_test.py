@@ -71,7 +71,7 @@ def test_eight_processes_race_for_a_cap(path):
   fits = 37
   epsilon = epsilon_of(float(fits * COST), 1e-5) * (1 + 1e-6)
   Ledger(path).set_cap("pets", Cap(epsilon, 1e-5))
-  assert fits <= Cap(epsilon, 1e-5).mu2 / COST < fits + 1
+  assert fits <= Cap(epsilon, 1e-5).mu_squared / COST < fits + 1
   all_of_them = writers.FORKS.Barrier(8)
   words = [(path, i, all_of_them) for i in range(8)]
   racers = [writers.started(writers.charge, *each) for each in words]

@@ -42,7 +42,7 @@ def received(reader):
 def bill(rows=2000):
   keys = {"image": np.arange(1, rows, dtype=np.uint64)}
   charge = LedgerEntry(
-    "charge", mu2=str(Fraction(COST)), unit="example", delta=1e-5
+    kind="charge", mu_squared=str(Fraction(COST)), unit="example", delta=1e-5
   )
   return ChargeRequest(dataset="pets", charges=(charge,), keys=keys)
 

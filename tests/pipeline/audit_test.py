@@ -207,7 +207,7 @@ def test_real_rows_are_charged_and_attacked(
   entries = Ledger(ledger_file).entries("private")
   assert spent(entries) == mu_squared_from_epsilon(4.0, DELTA)
   _, entry = entries
-  assert entry.what == f"audit of {head} at epsilon 4"
+  assert entry.description == f"audit of {head} at epsilon 4"
   assert entry.unit == ("user" if unit else "example")
   assert not Ledger(ledger_file).heads()
   before = ledger_file.read_bytes()

@@ -6,14 +6,14 @@ import numpy as np
 
 from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from tests.pipeline.command_line import succeeds
-from tests.pipeline.sample_heads import bill_of
+from tests.pipeline.sample_heads import make_charge_request
 
 DELTA = 1e-5
 
 
 def charge(ledger, *costs, dataset="pets", run="/run", **changes):
   keys = {"image": np.array([hash(dataset) % 1000 + 1], np.uint64)}
-  bill = bill_of(*costs, dataset=dataset, keys=keys, **changes)
+  bill = make_charge_request(*costs, dataset=dataset, keys=keys, **changes)
   return ledger.charge([bill], Path(run), {"private": "SECRET"})
 
 

@@ -15,7 +15,7 @@ from oneshot_dp.pipeline.runs.cache_roles import (
   describe_class_difference,
 )
 from tests.pipeline.command_line import fails, succeeds
-from tests.pipeline.sample_heads import bill_of
+from tests.pipeline.sample_heads import make_charge_request
 from tests.sample_caches import clusters, write_clusters, write_rows
 
 
@@ -30,7 +30,9 @@ def public(cache):
 def charge(ledger, cache):
   """As a run does that trains on a cache."""
   info, keys = cache.info, private(cache).keys
-  bill = bill_of(0.01, dataset=info.dataset, keys=keys, unit=info.unit)
+  bill = make_charge_request(
+    0.01, dataset=info.dataset, keys=keys, unit=info.unit
+  )
   ledger.charge([bill], ledger.path.parent / "out", {})
 
 

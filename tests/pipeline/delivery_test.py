@@ -11,7 +11,7 @@ from oneshot_dp.pipeline.ledger import delivery as deliver
 from oneshot_dp.pipeline.ledger.delivery import Delivery
 from oneshot_dp.pipeline.ledger.entries import spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from tests.pipeline.sample_heads import bill_of
+from tests.pipeline.sample_heads import make_charge_request
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def write(folder, ids):
 
 def run(ledger, out, train=write, mu2=1.0, asked=None, **options):
   """Without `train` all is noted, and shown as it is."""
-  requests = [bill_of(mu2)]
+  requests = [make_charge_request(mu2)]
   with Delivery(
     out, ledger, requests, identity=asked or {}, **options
   ) as delivery:

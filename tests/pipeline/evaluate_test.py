@@ -101,4 +101,4 @@ def test_a_seed_is_not_private(capsys, head, hard, ledger_file):
   outs = [succeeds(capsys, *words, "--json")[0] for _ in range(2)]
   assert outs[0] == outs[1]
   assert json.loads(outs[0])["private"] is False
-  assert [e.mu2 for e in Ledger(ledger_file).entries()] == [None, None]
+  assert [e.mu_squared for e in Ledger(ledger_file).entries()] == [None, None]

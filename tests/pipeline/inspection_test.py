@@ -9,7 +9,11 @@ from PIL import Image
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.heads.head_folder import write_head
 from tests.pipeline.report.sample_runs import write_run
-from tests.pipeline.sample_heads import bill_of, sample_info, trained_head
+from tests.pipeline.sample_heads import (
+  make_charge_request,
+  sample_info,
+  trained_head,
+)
 from tests.sample_caches import write_clusters
 
 
@@ -114,7 +118,7 @@ def test_a_run(tmp_path, inspect):
 
 
 def test_a_ledger_without_what_it_keeps_of_rows(inspect, ledger):
-  ledger.charge([bill_of(1.0)], Path("/run"), {"seed": "SECRET"})
+  ledger.charge([make_charge_request(1.0)], Path("/run"), {"seed": "SECRET"})
   status, out, _, facts = inspect(ledger.path, kind="ledger")
   assert status == 0
   assert "pets" in out

@@ -9,42 +9,43 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.entries import Cap, ReleasedHead
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults.harness import damaged_copies, odd_files
-from tests.pipeline.sample_heads import bill_of
+from tests.pipeline.sample_heads import make_charge_request
 
 KEYS = {"image": np.array([1, 2, 3], np.uint64)}
-OTHERS = {"image": np.array([8, 9], np.uint64)}
+OTHER_KEYS = {"image": np.array([8, 9], np.uint64)}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-  """Two data sets, a cap, what left; another than the usual place."""
-  path = tmp_path_factory.mktemp("whole") / "ledger.sqlite"
+def sound_ledger(tmp_path_factory):
+  """Two data sets, a cap, and a released head; not in the usual place."""
+  path = tmp_path_factory.mktemp("sound") / "ledger.sqlite"
   ledger = Ledger(path)
   ledger.set_cap("pets", Cap(20.0, 1e-5))
-  ids = ledger.charge([bill_of(1.0)], Path("/a"), {"epsilon": 1})
+  ids = ledger.charge([make_charge_request(1.0)], Path("/a"), {"epsilon": 1})
   ledger.deliver(ids, {"a" * 64: ReleasedHead(ids[0], "b" * 64)})
-  ledger.charge(
-    [bill_of(1.0, dataset="cats", keys=OTHERS)], Path("/b"), {"epsilon": 2}
-  )
+  cats = make_charge_request(1.0, dataset="cats", keys=OTHER_KEYS)
+  ledger.charge([cats], Path("/b"), {"epsilon": 2})
   return path
 
 
 @pytest.fixture
-def path(whole, tmp_path):
-  return Path(shutil.copy(whole, tmp_path / "ledger.sqlite"))
+def path(sound_ledger, tmp_path):
+  """A copy of it, to be damaged."""
+  return Path(shutil.copy(sound_ledger, tmp_path / "ledger.sqlite"))
 
 
-def uses(path):
-  """All that reads it, of another data set than was edited."""
+def uses_of(path):
+  """Everything that reads a ledger, for a data set that was not edited."""
   ledger = Ledger(path, wait=0.05)
   rows = {"image": np.array([50], np.uint64)}
-  new = bill_of(1.0, dataset="wolves", keys=rows)
+  new = make_charge_request(1.0, dataset="wolves", keys=rows)
   return {
     "charge": lambda: ledger.charge([new], Path("/new"), {}),
-    "shared": lambda: ledger.shared(OTHERS),
+    "shared": lambda: ledger.shared(OTHER_KEYS),
     "heads": ledger.heads,
     "entries": lambda: ledger.entries("cats"),
     "deliver": lambda: ledger.deliver([], {}),
@@ -81,12 +82,17 @@ EDITS = {
 }
 
 
+def edit_database(path, script):
+  with sqlite3.connect(path) as database:
+    database.executescript(script)
+  database.close()
+
+
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edit_stops_every_data_set(path, edit):
-  with sqlite3.connect(path) as db:
-    db.executescript(EDITS[edit])
-  db.close()
-  for use in uses(path).values():
+def test_an_edit_stops_every_use_of_every_data_set(path, edit):
+  edit_database(path, EDITS[edit])
+
+  for use in uses_of(path).values():
     with pytest.raises(InputError, match=re.escape(str(path))):
       use()
 
@@ -94,65 +100,105 @@ def test_an_edit_stops_every_data_set(path, edit):
 @pytest.mark.parametrize(
   "value", ["NULL", "x'00'", "'text'", "zeroblob(24)", "substr(keys, 1, 8)"]
 )
-def test_edited_keys_stop_who_asks_for_rows(path, value):
-  with sqlite3.connect(path) as db:
-    db.execute(f"UPDATE entry SET keys = {value} WHERE keys IS NOT NULL")
-  db.close()
-  for name in "charge", "shared":
+def test_edited_keys_stop_every_use(path, value):
+  edit_database(path, f"UPDATE entry SET keys = {value} WHERE keys IS NOT NULL")
+
+  for use in uses_of(path).values():
     with pytest.raises(InputError, match=r"is damaged .keys of entry"):
-      uses(path)[name]()
+      use()
 
 
-def test_flips_and_cuts_are_found_or_change_nothing(whole, tmp_path):
+def test_keys_beside_an_entry_that_has_none_stop_every_use(path):
+  edit_database(path, "UPDATE entry SET keys = x'00' WHERE keys IS NULL")
+
+  for use in uses_of(path).values():
+    with pytest.raises(InputError, match=r"is damaged .keys of entry"):
+      use()
+
+
+@pytest.mark.parametrize("command", ["budget --ledger", "inspect"])
+def test_commands_that_only_read_refuse_edited_keys(path, command, capsys):
+  edit_database(path, "UPDATE entry SET keys = NULL")
+
+  status = main([*command.split(), str(path)])
+
+  said = capsys.readouterr()
+  assert status != 0
+  assert "keys of entry 3 are not as written" in said.out + said.err
+
+
+def test_flipped_and_cut_bytes_are_found_or_change_nothing(
+  sound_ledger, tmp_path
+):
   """Free space and SQLite's counters may differ; what is read may not."""
-  as_written = Ledger(whole).entries(), Ledger(whole).shared(KEYS | OTHERS)
-  path, found = tmp_path / "ledger.sqlite", 0
-  for data in damaged_copies(whole.read_bytes(), 400):
+
+  def read(path):
+    return Ledger(path).entries(), Ledger(path).shared(KEYS | OTHER_KEYS)
+
+  as_written = read(sound_ledger)
+  path = tmp_path / "ledger.sqlite"
+  num_found = 0
+  for data in damaged_copies(sound_ledger.read_bytes(), 400):
     path.write_bytes(data)
     path.with_name("ledger.sqlite-journal").unlink(missing_ok=True)
     try:
-      read = Ledger(path).entries(), Ledger(path).shared(KEYS | OTHERS)
+      contents = read(path)
     except (InputError, RunError) as error:
-      read, found = as_written, found + (str(path) in str(error))
-    assert read == as_written
-  assert found > 100
+      assert str(path) in str(error)  # noqa: PT017
+      num_found += 1
+    else:
+      assert contents == as_written
+  assert num_found > 100
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 8192, b"no database" * 99])
-def test_what_is_no_ledger_is_no_new_ledger(path, data):
+def test_another_file_is_not_taken_for_a_new_ledger(path, data):
   path.write_bytes(data)
-  for use in uses(path).values():
+
+  for use in uses_of(path).values():
     with pytest.raises(InputError, match="is damaged"):
       use()
+
   assert path.read_bytes() == data
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path):
+def test_what_is_not_a_file_is_refused_at_once(tmp_path):
   for name, place in odd_files(tmp_path / "odd").items():
     if name != "sparse":
-      for use in uses(place).values():
+      for use in uses_of(place).values():
         with pytest.raises(InputError, match="cannot be"):
           use()
+
+
+def test_a_sparse_file_is_damaged(tmp_path):
+  sparse = odd_files(tmp_path / "odd")["sparse"]
+
   with pytest.raises(InputError, match="is damaged"):
-    Ledger(tmp_path / "odd" / "sparse").entries()
+    Ledger(sparse).entries()
 
 
-def test_a_place_that_cannot_be_is_one_line(tmp_path):
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
   (tmp_path / "file").touch()
-  new = bill_of(1.0)
-  for place in tmp_path / "file" / "ledger", Path("/proc/ledger"):
-    with pytest.raises((InputError, RunError), match=str(place)):
-      Ledger(place).charge([new], Path("/run"), {})
-  with pytest.raises(InputError, match="no place on a disk"):
-    Ledger(Path("s3://bucket/ledger"))
-  with pytest.raises((InputError, RunError)):
-    Ledger(tmp_path / ("x" * 300)).charge([new], Path("/run"), {})
+  request = make_charge_request(1.0)
+
+  for place in (
+    tmp_path / "file" / "ledger",
+    Path("/proc/ledger"),
+    tmp_path / ("x" * 300),
+  ):
+    with pytest.raises((InputError, RunError)) as refused:
+      Ledger(place).charge([request], Path("/run"), {})
+    assert str(place) in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_ledger_of_write_ahead_logging_is_turned_back(path):
-  db = sqlite3.connect(path)
-  assert db.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
-  db.close()
-  before = Ledger(path).entries()
-  assert len(before) == 3
+  database = sqlite3.connect(path)
+  mode = database.execute("PRAGMA journal_mode = WAL").fetchone()
+  assert mode == ("wal",)
+  database.close()
+
+  entries = Ledger(path).entries()
+
+  assert len(entries) == 3
   assert path.read_bytes()[18:20] == b"\1\1"  # the format of before

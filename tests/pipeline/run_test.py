@@ -30,7 +30,7 @@ class TestTrain:
     assert verify_head(Path("h"), ledger).vouched
     assert out.startswith(f"h: {head} at epsilon = 8, delta = 1e-05, noise")
     first, plan = err.splitlines()
-    assert first.startswith("the first charge of 'clusters' in ")
+    assert first.startswith("new ledger entry for 'clusters' in ")
     assert plan.startswith(
       f"{head} at epsilon 8, delta 1e-05, from 180 rows of {DIM}"
       " numbers in 4 classes: 'clusters' pays epsilon 8 in all, by "
@@ -47,7 +47,7 @@ class TestTrain:
     assert not a.trained.private
     assert a.stated["weights_sha256"] == b.stated["weights_sha256"]
     assert spent(ledger.entries("clusters")) == 0
-    assert [e.mu2 for e in ledger.entries()] == [None, None]
+    assert [e.mu_squared for e in ledger.entries()] == [None, None]
     assert stat.S_IMODE(Path("a").stat().st_mode) == 0o700
     draw, sources = private_sums.rounded_gaussian, []
 
@@ -112,7 +112,7 @@ class TestSweep:
     words = "SWEEP --epsilons 1 --head lamb --baseline --out s"
     out, err = succeeds(capsys, *place(words))
     assert "without noise, NOT PRIVATE" in err
-    assert [e.mu2 is None for e in ledger.entries()] == [False, True]
+    assert [e.mu_squared is None for e in ledger.entries()] == [False, True]
     assert out.splitlines()[2].endswith("NOT PRIVATE")
     for path in [Path("s"), *Path("s").rglob("*")]:
       mode = stat.S_IMODE(path.stat().st_mode)

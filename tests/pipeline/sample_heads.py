@@ -78,13 +78,15 @@ def mu2_of(epsilon, delta=1e-5):
   return Fraction(mu_squared_from_epsilon(epsilon, delta))
 
 
-def bill_of(*costs, dataset="pets", keys=None, **changes):
+def make_charge_request(*costs, dataset="pets", keys=None, **changes):
   """Charges of μ² each, by number; of three rows, if no keys are given."""
   keys = {"image": np.array([1, 2, 3], np.uint64)} if keys is None else keys
   fields: dict[str, Any] = {"unit": "example", "delta": 1e-5} | changes
   exact = [None if cost is None else str(Fraction(cost)) for cost in costs]
   charges = tuple(
-    LedgerEntry("charge", what=f"charge {i}", mu2=mu2, **fields)
+    LedgerEntry(
+      kind="charge", description=f"charge {i}", mu_squared=mu2, **fields
+    )
     for i, mu2 in enumerate(exact)
   )
   return ChargeRequest(dataset=dataset, charges=charges, keys=keys)

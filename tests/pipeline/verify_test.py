@@ -14,7 +14,12 @@ from oneshot_dp.pipeline.heads.head_folder import write_head
 from oneshot_dp.pipeline.heads.verify import earlier_head, verify_head
 from oneshot_dp.pipeline.ledger.delivery import Delivery
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from tests.pipeline.sample_heads import bill_of, fit, sample_info, trained_head
+from tests.pipeline.sample_heads import (
+  fit,
+  make_charge_request,
+  sample_info,
+  trained_head,
+)
 
 DELTA = 1e-5
 TWO = mu_squared_from_epsilon(2.0, DELTA)
@@ -23,7 +28,7 @@ KEYS = {"image": np.arange(1, 301, dtype=np.uint64)}
 
 def run(ledger, out, made=None, *, mu2=TWO, **charged):
   """A head, delivered as `train` does it."""
-  bill = bill_of(mu2, keys=KEYS, **charged)
+  bill = make_charge_request(mu2, keys=KEYS, **charged)
   asked = {"private_digests": [cache().private_digest]}
   with Delivery(out, ledger, [bill], identity=asked) as delivery:
     delivery.open()
@@ -74,7 +79,7 @@ def test_nobody_vouches_for_noiseless_weights_of_an_audit_s_charge(
   ledger, tmp_path, capsys
 ):
   """It paid for heads that never left."""
-  bill = bill_of(mu_squared_from_epsilon(2.0, DELTA), keys=KEYS)
+  bill = make_charge_request(mu_squared_from_epsilon(2.0, DELTA), keys=KEYS)
   ids = ledger.charge([bill], tmp_path / "audit", {})
   forged = tmp_path / "forged"
   write_head(forged, trained_head(2.0, DELTA), sample_info(), charge=ids[0])

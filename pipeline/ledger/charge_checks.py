@@ -1,0 +1,123 @@
+"""What a ledger refuses to charge: rows of another name, units, caps."""
+
+from collections.abc import Sequence
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.pipeline.ledger.entries import (
+  Cap,
+  ChargeRequest,
+  Keys,
+  LedgerEntry,
+  cap_of,
+  count_shared,
+  describe_remaining,
+  spent,
+)
+from oneshot_dp.pipeline.ledger.store import Transaction
+
+
+def check_requests(
+  ledger: Transaction, requests: Sequence[ChargeRequest]
+) -> None:
+  """Checks all requests of one command, with one another and with the ledger.
+
+  Raises:
+    InputError: rows that are charged under another name; a head to continue
+      from that was not charged here; charges of one data set for two units; or
+      charges that break its cap.
+  """
+  for request in requests:
+    _check_rows_have_one_name(ledger, request, requests)
+  new_charges: dict[str, list[LedgerEntry]] = {}
+  for request in requests:
+    if request.charges:
+      new_charges.setdefault(request.dataset, []).extend(request.charges)
+  for dataset, new in new_charges.items():
+    old = ledger.select("charge", dataset)
+    _check_parents(dataset, old, new)
+    _check_unit(dataset, old, new)
+    _check_cap(dataset, cap_of(ledger.select("cap", dataset)), old, new)
+
+
+def shared_with_datasets(
+  ledger: Transaction, keys: Keys
+) -> dict[str, tuple[int, int]]:
+  """Data set → how many of these rows, and units, are known as its own."""
+  shared = {}
+  for dataset in dict.fromkeys(row.dataset for row in ledger.select("rows")):
+    theirs = {kind: ledger.read_keys(dataset, kind) for kind in keys}
+    num_rows = count_shared(keys, theirs)
+    num_units = count_shared(keys, theirs, ["unit"])
+    if num_rows or num_units:
+      shared[dataset] = (num_rows, num_units)
+  return shared
+
+
+def _check_rows_have_one_name(
+  ledger: Transaction,
+  request: ChargeRequest,
+  requests: Sequence[ChargeRequest],
+) -> None:
+  """Refuses rows that another data set has, in the file or in this command."""
+  shared = []
+  for name, (num_rows, _) in shared_with_datasets(ledger, request.keys).items():
+    shared.append((name, num_rows))
+  for other in requests:
+    shared.append((other.dataset, count_shared(request.keys, other.keys)))
+  for name, num_rows in shared:
+    if name != request.dataset and num_rows:
+      raise InputError(
+        f"at least {num_rows} of these rows are charged as {name!r}, and this"
+        f" cache calls them {request.dataset!r}: use a cache of the name"
+        f" {name!r}, so that what is spent adds up, or leave them out."
+      )
+
+
+def _check_parents(
+  dataset: str, old: Sequence[LedgerEntry], new: Sequence[LedgerEntry]
+) -> None:
+  """Refuses to continue from a head that was not charged here."""
+  known = {charge.id for charge in old}
+  for charge in new:
+    parent = charge.parent_charge_id
+    if parent is not None and parent not in known:
+      raise InputError(
+        f"the head to continue from was not charged here, to {dataset!r}: name"
+        " its ledger, or leave --from out."
+      )
+
+
+def _check_unit(
+  dataset: str, old: Sequence[LedgerEntry], new: Sequence[LedgerEntry]
+) -> None:
+  """Refuses charges of one data set for two privacy units."""
+  units = {charge.unit for charge in (*old, *new)}
+  if len(units) > 1:
+    raise InputError(
+      f"{dataset!r} is charged per {' and per '.join(sorted(units))}: the first"
+      " charge settles what is protected; use caches of one unit."
+    )
+
+
+def _check_cap(
+  dataset: str,
+  cap: Cap | None,
+  old: Sequence[LedgerEntry],
+  new: Sequence[LedgerEntry],
+) -> None:
+  """Refuses charges that a cap does not cover, or that would exceed it."""
+  if cap is None:
+    return
+  names = " and ".join(dict.fromkeys(charge.description for charge in new))
+  if any(charge.mu_squared is None for charge in new):
+    raise InputError(
+      f"{names}: the cap of {dataset!r}, {cap}, covers nothing that is NOT"
+      " PRIVATE; leave it out, or use a data set without a cap."
+    )
+  already_spent = spent(old)
+  if spent(new) > cap.mu_squared - already_spent:
+    raise InputError(
+      f"{names} would break the cap of {dataset!r}, {cap}:"
+      f" {describe_remaining(cap, already_spent)}; ask for less, or raise the"
+      " cap with `oneshot-dp budget` (recorded in the ledger)."
+    )
