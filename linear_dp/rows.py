@@ -1,13 +1,15 @@
-"""What sums are of: rows of integers, each with a label and a weight.
+"""Passes over private rows: integers on the devices, in chunks of one shape.
 
-A privacy unit weighs W, an integer: one row, or what `units` makes of many. A
-row of zeros weighs nothing, and adds nothing to any sum.
+A row has a label and a weight. Without privacy units each row weighs W; of a
+unit of many rows, `privacy_units` makes rows whose weights share W. A row of
+zeros weighs nothing, and adds nothing to any sum.
 """
 
+import collections
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -16,25 +18,31 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.dataset import (
+from oneshot_dp.linear_dp.dataset import Block, PrivateDataset
+from oneshot_dp.linear_dp.privacy_units import StoredRows, UnitRows, unit_rows
+from oneshot_dp.linear_dp.quantize import (
   ROW_NORM,
-  PrivateDataset,
   integer_rows,
   mapped_rows,
   room_in_ball,
   row_scale,
-  unit_rows,
 )
 
-DATA, SAME = PartitionSpec("data"), PartitionSpec()
-_RESIDENT_BYTES = 2**33
-_IN_FLIGHT = 1  # chunks, beside the last, that devices may still be reading
+DATA = PartitionSpec("data")
+SAME = PartitionSpec()
+"""How arrays lie on the devices: split by rows, or whole on each."""
+
+_RESIDENT_BYTES = 2**33  # of rows that are kept in memory
+_MAX_UNCHECKED = 1  # chunks, beside the last, that devices may still work on
 
 
 class Chunk(NamedTuple):
-  """Rows on the devices: z int16 [c, d], labels and weights int32 [c].
+  """Rows on the devices; padding is rows of zeros, of weight 0.
 
-  Padding is rows of zeros, of weight 0.
+  Attributes:
+    row: z int16 [c, d].
+    label: int32 [c].
+    weight: int32 [c].
   """
 
   row: Array
@@ -45,20 +53,40 @@ class Chunk(NamedTuple):
     return "Chunk(<private>)"
 
 
+class SumCache:
+  """Exact sums over one `Rows`: PRIVATE, and for `PrivateSums` alone.
+
+  What every draw and every larger ε buys again is summed once.
+  """
+
+  def __init__(self):
+    self._sums: dict[str, np.ndarray] = {}
+
+  def __len__(self) -> int:
+    return len(self._sums)
+
+  def get(self, key: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    """Returns the sum of this key, computed at the first call."""
+    if key not in self._sums:
+      self._sums[key] = compute()
+    return self._sums[key]
+
+
 @dataclasses.dataclass(kw_only=True, repr=False, eq=False)
 class Rows:
   """Chunks of one shape, made anew for each pass or kept in memory.
 
   Attributes:
-    data: which rows they are of.
-    iter_chunks: starts a pass.
-    identity: which function of the data these are, in hexadecimal.
+    data: the dataset that the rows come from.
+    iter_chunks: makes the chunks of one pass.
+    identity: which function of the dataset the rows are, in hexadecimal.
     feature_dim: d, or p behind a map.
-    weight_norm_order: p, where Σ w^p ≤ W^p over the rows of a unit; 2 is for
-      class sums.
-    mesh: of the devices that they are on.
-    keep: from the first pass on in memory, where they fit.
-    note: what a person is told of where these are summed, if anything.
+    weight_norm_order: p, where Σ w^p ≤ W^p over the rows of a unit. Order 2 is
+      for class sums alone, whose blocks are orthogonal.
+    mesh: the devices that the rows lie on.
+    keep: whether rows stay in memory after the first pass, where they fit.
+    note: what a person is told about where these are summed, if anything.
+    sum_cache: exact sums over the rows, for `PrivateSums` alone.
   """
 
   data: PrivateDataset
@@ -69,47 +97,65 @@ class Rows:
   mesh: Mesh
   keep: bool = False
   note: str = ""
-  # Exact, private sums: the door's own, so that what many ε buy is summed once.
-  _totals: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  sum_cache: SumCache = dataclasses.field(default_factory=SumCache)
   _kept: list[Chunk] | None = None
 
   def chunks(self) -> Iterator[Chunk]:
-    """One pass."""
+    """Yields the chunks of one pass, from memory if they were kept."""
     if self._kept is not None:
       yield from self._kept
       return
     size = 2 * self.data.n * self.feature_dim // self.data.hosts.count
-    kept, fits = [], self.keep and size <= _RESIDENT_BYTES
+    fits = self.keep and size <= _RESIDENT_BYTES
+    kept = []
     for chunk in self.iter_chunks():
       if fits:
         kept.append(chunk)
       yield chunk
-    self._kept = kept if fits else None
+    if fits:
+      self._kept = kept
 
   def validate(self) -> None:
-    """One pass; what is wrong with a row is an InputError, on all hosts."""
-    self.data.hosts.sum(lambda: np.array([sum(1 for _ in self.chunks())]))
+    """Reads all rows once.
+
+    Raises:
+      InputError: on all hosts, if something is wrong with a row of one of them.
+    """
+
+    def read_all() -> None:
+      for _ in self.chunks():
+        pass
+
+    self.data.hosts.raise_together(read_all)
 
   def mapped(
     self,
-    centre: Float64[np.ndarray, " d"],
+    center: Float64[np.ndarray, " d"],
     matrix: Float64[np.ndarray, "d p"] | None,
   ) -> "Rows":
-    """(z − c)·A at norm R again, kept; see `mapped_rows`.
+    """The rows (z − c)·A, brought to norm R again and kept.
 
-    Both are public, and rounded to integers; c is of rows at norm 1.
-    InputError: A is of zeros or not finite.
+    Args:
+      center: c [d] for rows at norm 1, public; rounded to integers.
+      matrix: A [d, p], public; rounded to integers. None for z − c alone.
+
+    Raises:
+      InputError: A has no entry that is not 0, or one that is not finite.
     """
-    c, a = np.rint(np.clip(centre, -1, 1) * ROW_NORM), np.zeros((0, 0))
+    integer_center = np.rint(np.clip(center, -1, 1) * ROW_NORM)
+    integer_matrix = np.zeros((0, 0))
+    feature_dim = self.feature_dim
     if matrix is not None:
       longest = np.linalg.norm(matrix, axis=0).max()
       if not 0 < longest < math.inf:
         raise InputError(f"a map whose longest column has norm {longest}.")
-      a = np.rint(matrix * (ROW_NORM / longest))
+      integer_matrix = np.rint(matrix * (ROW_NORM / longest))
+      feature_dim = matrix.shape[1]
 
-    def iter_chunks() -> Iterator[Chunk]:
+    def iter_mapped_chunks() -> Iterator[Chunk]:
+      on_all = NamedSharding(self.mesh, SAME)
       with jax.enable_x64(True):
-        public = jax.device_put((c, a), NamedSharding(self.mesh, SAME))
+        public = jax.device_put((integer_center, integer_matrix), on_all)
       for chunk in self.chunks():
         with jax.enable_x64(True):
           row = mapped_rows(chunk.row, *public)
@@ -117,9 +163,9 @@ class Rows:
 
     return Rows(
       data=self.data,
-      iter_chunks=iter_chunks,
-      identity=digest_of(self.identity, c, a),
-      feature_dim=self.feature_dim if matrix is None else a.shape[1],
+      iter_chunks=iter_mapped_chunks,
+      identity=digest_of(self.identity, integer_center, integer_matrix),
+      feature_dim=feature_dim,
       weight_norm_order=self.weight_norm_order,
       mesh=self.mesh,
       keep=True,
@@ -134,137 +180,220 @@ def rows_of(
   per_row: bool = False,
   keep: bool = False,
 ) -> Rows:
-  """Rows of `data`, brought to norm 1, or cut to norm 1/max_inverse_norm.
+  """The rows of a dataset as integers; nothing is read yet.
 
-  With weight_norm_order 2 they are for class sums alone; with `per_row` (and
-  order 1) the rows of a unit come one by one, not as their means.
+  Args:
+    data: the private dataset.
+    max_inverse_norm: infinite for rows that are all brought to norm 1;
+      otherwise rows are cut to norm 1/max_inverse_norm.
+    weight_norm_order: 2 for class sums alone, 1 for everything else.
+    per_row: gives the rows of a unit one by one, sharing its weight, in place
+      of the means of its classes.
+    keep: whether rows stay in memory after the first pass, where they fit.
 
-  InputError, in a pass: a row that is not finite or longer than its
-  embedding_norm says, or see `PrivateDataset.checked_blocks`.
+  Returns:
+    The rows. A pass over them raises InputError for a row that is not finite or
+    longer than its embedding_norm says; see `PrivateDataset.checked_blocks`,
+    too.
   """
   # A TPU adds up int32, which is what class sums are of where no unit has many
   # rows; it has no float64, so its host's CPU does the rest.
-  on_host = jax.default_backend() == "tpu" and (
-    weight_norm_order == 1 or data.has_units
-  )
-  devices = jax.local_devices(backend="cpu" if on_host else None)
+  needs_float64 = weight_norm_order == 1 or data.has_units
+  is_on_host = jax.default_backend() == "tpu" and needs_float64
+  devices = jax.local_devices(backend="cpu" if is_on_host else None)
   mesh = Mesh(np.array(devices), ("data",))
-  rows = _chunk_rows(data, mesh.size)
+  num_rows = _chunk_rows(data, mesh.size)
+  sharding = NamedSharding(mesh, DATA)
 
-  def iter_chunks() -> Iterator[Chunk]:
-    parts = _integer_chunks(
-      data, max_inverse_norm, rows, NamedSharding(mesh, DATA)
-    )
-    if not data.has_units:
-      yield from (chunk for chunk, _ in parts)
-      return
-    stored = ((*map(np.asarray, chunk), unit) for chunk, unit in parts)
-    for columns in unit_rows(
-      stored,
+  def iter_stored_chunks() -> Iterator[Chunk]:
+    for chunk, _ in _integer_chunks(data, max_inverse_norm, num_rows, sharding):
+      yield chunk
+
+  def iter_unit_chunks() -> Iterator[Chunk]:
+    stored = _integer_chunks(data, max_inverse_norm, num_rows, sharding)
+    # Rows at norm 1 are directions: so are their means.
+    mean_norm = None
+    if max_inverse_norm == math.inf:
+      mean_norm = room_in_ball(data.feature_dim)
+    of_units = unit_rows(
+      _to_host(stored),
       data.hosts.own_units,
       data.weight,
-      room=room_in_ball(data.feature_dim)
-      if max_inverse_norm == math.inf
-      else None,
-      power=weight_norm_order,
-      each=per_row,
-    ):
-      for start in range(0, len(columns[0]), rows):
-        some = (column[start : start + rows] for column in columns)
-        padded = [
-          np.pad(c, [(0, rows - len(c)), (0, 0)][: c.ndim]) for c in some
-        ]
-        yield Chunk(*jax.device_put(padded, NamedSharding(mesh, DATA)))
+      mean_norm=mean_norm,
+      weight_norm_order=weight_norm_order,
+      per_row=per_row,
+    )
+    for rows in of_units:
+      yield from _unit_chunks(rows, num_rows, sharding)
 
+  identity = digest_of(
+    float(max_inverse_norm), weight_norm_order, per_row, data.weight, data.unit
+  )
+  note = ""
+  if is_on_host:
+    note = "A TPU's host makes the sums, in its float64."
   return Rows(
     data=data,
-    iter_chunks=iter_chunks,
-    identity=digest_of(
-      float(max_inverse_norm),
-      weight_norm_order,
-      per_row,
-      data.weight,
-      data.unit,
-    ),
+    iter_chunks=iter_unit_chunks if data.has_units else iter_stored_chunks,
+    identity=identity,
     feature_dim=data.feature_dim,
     weight_norm_order=weight_norm_order,
     mesh=mesh,
     keep=keep,
-    note="A TPU's host makes the sums, in its float64." if on_host else "",
+    note=note,
   )
 
 
 def _chunk_rows(data: PrivateDataset, devices: int) -> int:
-  """A power of two a device: few are compiled; [c, d] and [c, K] fit caches."""
-  k, d = data.num_classes, data.feature_dim
-  most = max(2**18 // k, min(1024, 2**22 // k))
-  most = max(64, min(2048, most, 2**21 // d))
-  each = max(64, -(-data.n // (devices * data.hosts.count)))
-  few = min(1 << (each - 1).bit_length(), 1 << (most.bit_length() - 1))
-  return few * devices
+  """How many rows a chunk has, over all devices.
+
+  It is a power of two a device, so that few shapes are compiled, and so many
+  that [c, d] and [c, K] stay in a processor's caches.
+  """
+  num_classes = data.num_classes
+  rows_in_cache = max(2**18 // num_classes, min(1024, 2**22 // num_classes))
+  rows_in_cache = min(2048, rows_in_cache, 2**21 // data.feature_dim)
+  rows_in_cache = max(64, rows_in_cache)
+  rows_there = max(64, -(-data.n // (devices * data.hosts.count)))
+  power = min((rows_there - 1).bit_length(), rows_in_cache.bit_length() - 1)
+  return (1 << power) * devices
 
 
 def _integer_chunks(
-  data: PrivateDataset, most: float, rows: int, sharding: NamedSharding
+  data: PrivateDataset,
+  max_inverse_norm: float,
+  num_rows: int,
+  sharding: NamedSharding,
 ) -> Iterator[tuple[Chunk, np.ndarray]]:
-  """Rows as they are stored, as integers, and their units."""
-  flying: list[tuple[np.ndarray, Array]] = []
-
-  def land(most: int) -> None:
-    """Waits until so few are on their way: the others are in the ball."""
-    while len(flying) > most:
-      ids, bad = flying.pop(0)
-      if (found := np.asarray(bad)).any():
-        what = "is not finite, or longer than embedding_norm says"
-        data.refuse(ids, found, f"its embedding {what}")
-
-  for embedding, scale, label, ids, unit in _regrouped(data, most, rows):
+  """Yields rows as they are stored, as integers, and their unit ids [c]."""
+  # Devices work ahead of this loop: whether a chunk's rows are all in the ball
+  # is looked at later, when that does not make anybody wait.
+  unchecked: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
+  for part in _regrouped(data, max_inverse_norm, num_rows):
     with jax.enable_x64(False):
-      given = jax.device_put((embedding, scale, label), sharding)
-      row, weight, bad = integer_rows(*given[:2], data.weight)
-    flying.append((ids, bad))
-    yield Chunk(row, given[2], weight), unit
-    land(most=_IN_FLIGHT)
-  land(most=0)
+      embedding, scale, label = jax.device_put(
+        (part.embedding, part.scale, part.label), sharding
+      )
+      row, weight, is_bad = integer_rows(embedding, scale, data.weight)
+    unchecked.append((part.example_id, is_bad))
+    yield Chunk(row, label, weight), part.unit
+    while len(unchecked) > _MAX_UNCHECKED:
+      _refuse_bad_rows(data, *unchecked.popleft())
+  while unchecked:
+    _refuse_bad_rows(data, *unchecked.popleft())
+
+
+def _refuse_bad_rows(
+  data: PrivateDataset, example_id: np.ndarray, is_bad: Array
+) -> None:
+  """Raises InputError for the first of these rows that is bad, if one is."""
+  bad_rows = np.asarray(is_bad)
+  if bad_rows.any():
+    what = "is not finite, or longer than embedding_norm says"
+    data.refuse(example_id, bad_rows, f"its embedding {what}")
+
+
+def _to_host(
+  chunks: Iterable[tuple[Chunk, np.ndarray]],
+) -> Iterator[StoredRows]:
+  for chunk, unit in chunks:
+    yield StoredRows(
+      row=np.asarray(chunk.row),
+      label=np.asarray(chunk.label),
+      weight=np.asarray(chunk.weight),
+      unit=unit,
+    )
+
+
+def _unit_chunks(
+  rows: UnitRows, num_rows: int, sharding: NamedSharding
+) -> Iterator[Chunk]:
+  """Yields the rows in chunks on the devices, zeros behind the last."""
+  for start in range(0, len(rows.label), num_rows):
+    padded = []
+    for column in rows:
+      padded.append(_padded(column[start : start + num_rows], num_rows))
+    yield Chunk(*jax.device_put(padded, sharding))
+
+
+def _padded(column: np.ndarray, num_rows: int) -> np.ndarray:
+  """The column with zeros behind it, up to so many rows."""
+  padded = np.zeros((num_rows, *column.shape[1:]), column.dtype)
+  padded[: len(column)] = column
+  return padded
+
+
+class _Part(NamedTuple):
+  """Rows of a dataset, before they are integers; every column has c rows."""
+
+  embedding: np.ndarray
+  scale: np.ndarray
+  label: np.ndarray
+  example_id: np.ndarray
+  unit: np.ndarray
+
+  def rows(self, start: int, stop: int) -> "_Part":
+    return _Part(*[column[start:stop] for column in self])
+
+  def padded(self, num_rows: int) -> "_Part":
+    return _Part(*[_padded(column, num_rows) for column in self])
 
 
 def _regrouped(
-  data: PrivateDataset, most: float, rows: int
-) -> Iterator[tuple[np.ndarray, ...]]:
-  """Embeddings, scales, labels, ids, units in chunks, zeros behind the last."""
-  into: list[np.ndarray] = []
+  data: PrivateDataset, max_inverse_norm: float, num_rows: int
+) -> Iterator[_Part]:
+  """Yields blocks of any sizes as parts of one size, zeros behind the last."""
+  buffer: _Part | None = None  # a part that several blocks fill
   filled = 0
   for block in data.checked_blocks():
-    ids = block["example_id"]
-    scale = row_scale(block["embedding_norm"], data.feature_dim, most)
-    unit = block.get("unit_id", ids)
-    given = block["embedding"], scale, block["label"], ids, unit
+    columns = _part_of(data, block, max_inverse_norm)
+    length = len(columns.label)
     start = 0
-    while start < len(ids):
-      columns = [c[start : start + rows - filled] for c in given]
-      if len(columns[0]) == rows:  # as it lies
-        start += rows
-        yield tuple(columns)
+    while start < length:
+      if not filled and length - start >= num_rows:
+        # A whole part lies in this block: nothing is copied.
+        yield columns.rows(start, start + num_rows)
+        start += num_rows
         continue
-      into = into or [np.empty((rows, *c.shape[1:]), c.dtype) for c in columns]
-      stop = filled + len(columns[0])
-      for column, values in zip(into, columns, strict=True):
-        column[filled:stop] = values
-      start, filled = start + stop - filled, stop
-      if filled == rows:
-        yield tuple(into)
-        into, filled = [], 0
-  for column in into:
-    column[filled:] = 0
-  if into:
-    yield tuple(into)
+      if buffer is None:
+        buffer = columns.rows(0, 0).padded(num_rows)
+      taken = min(num_rows - filled, length - start)
+      for target, values in zip(buffer, columns, strict=True):
+        target[filled : filled + taken] = values[start : start + taken]
+      start += taken
+      filled += taken
+      if filled == num_rows:
+        yield buffer
+        buffer = None
+        filled = 0
+  if buffer is not None:
+    yield buffer.rows(0, filled).padded(num_rows)
+
+
+def _part_of(
+  data: PrivateDataset, block: Block, max_inverse_norm: float
+) -> _Part:
+  example_id = block["example_id"]
+  return _Part(
+    embedding=block["embedding"],
+    scale=row_scale(
+      block["embedding_norm"], data.feature_dim, max_inverse_norm
+    ),
+    label=block["label"],
+    example_id=example_id,
+    unit=block.get("unit_id", example_id),
+  )
 
 
 def digest_of(*public: Any) -> str:
-  """SHA-256 of public numbers, texts and arrays, in hexadecimal."""
-  found = hashlib.sha256()
+  """SHA-256 of public numbers, strings and arrays, in hexadecimal.
+
+  Saved heads have these digests in the keys of their estimates: what goes into
+  one never changes.
+  """
+  digest = hashlib.sha256()
   for value in public:
     array = np.asarray("" if value is None else value)
-    found.update(f"{array.dtype.str}{array.shape}".encode())
-    found.update(np.ascontiguousarray(array).tobytes())
-  return found.hexdigest()
+    digest.update(f"{array.dtype.str}{array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).tobytes())
+  return digest.hexdigest()

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.dataset import ROW_NORM, room_in_ball
+from oneshot_dp.linear_dp.quantize import ROW_NORM, room_in_ball
 
 KERNEL_NORM = 2**24 // ROW_NORM
 """Largest norm of a column of integer weights. Products with rows stay below

@@ -31,9 +31,10 @@ from scipy import stats
 
 from oneshot_dp.configs.head_config import HeadName, HeadOptions
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
-from oneshot_dp.linear_dp.dataset import ROW_NORM, Block, PrivateDataset
+from oneshot_dp.linear_dp.dataset import Block, PrivateDataset
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
+from oneshot_dp.linear_dp.quantize import ROW_NORM
 from oneshot_dp.linear_dp.rows import Chunk, Rows
 from oneshot_dp.linear_dp.statistics import RowStatistic, class_sums
 from oneshot_dp.linear_dp.train import HEADS
@@ -119,14 +120,14 @@ class Followed(Rows):
   count: int
   real_space: Float64[np.ndarray, "p b"] | None
 
-  def mapped(self, centre: Any, matrix: Any) -> "Followed":
+  def mapped(self, center: Any, matrix: Any) -> "Followed":
     space = self.real_space
     if space is not None:
-      behind = np.eye(len(centre)) if matrix is None else matrix
-      spanned = [space.T @ behind, (centre @ behind)[None]]
+      behind = np.eye(len(center)) if matrix is None else matrix
+      spanned = [space.T @ behind, (center @ behind)[None]]
       space = np.linalg.qr(np.concatenate(spanned).T)[0]
-    rows = vars(super().mapped(centre, matrix))
-    alone = self.alone.mapped(centre, matrix)
+    rows = vars(super().mapped(center, matrix))
+    alone = self.alone.mapped(center, matrix)
     return Followed(**rows, alone=alone, count=self.count, real_space=space)
 
   @functools.cached_property

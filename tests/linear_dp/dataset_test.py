@@ -11,12 +11,8 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.api import dataset_from_arrays
-from oneshot_dp.linear_dp.dataset import (
-  ROW_NORM,
-  UNIT_WEIGHT,
-  room_in_ball,
-  within_ball,
-)
+from oneshot_dp.linear_dp.dataset import UNIT_WEIGHT
+from oneshot_dp.linear_dp.quantize import ROW_NORM, room_in_ball, within_ball
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
   D,
@@ -147,7 +143,7 @@ def test_more_rows_than_int64_was_measured_for_are_refused(monkeypatch):
   data = data_of(np.ones((30, D), np.float32), np.zeros(30), n=4)
   columns_of(rows_of(data))  # of a part: n is a mean
   monkeypatch.setattr("oneshot_dp.linear_dp.dataset.UNIT_WEIGHT", 16)
-  with pytest.raises(InputError, match="many more than 4 are there"):
+  with pytest.raises(InputError, match="many more than the expected 4"):
     columns_of(rows_of(data))
   for n in (0, -1, 10**10 + 1):
     with pytest.raises(InputError, match="rows: sums are of 1 to 1e"):

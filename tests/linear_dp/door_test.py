@@ -52,17 +52,24 @@ def null_rows(dim):
 
 
 @pytest.mark.parametrize(
-  ("paid", "buys"),
-  [
-    *((1.0, b) for b in (1.001, 1e9, math.inf, 0.0, -1.0, math.nan)),
-    *((paid, 1e-300) for paid in (0.0, -1.0, Fraction(0))),
-  ],
+  ("budget", "mu_squared"),
+  [(1.0, 1.001), (1.0, 1e9), (0.0, 1e-300), (-1.0, 1e-300), (Fraction(0), 1.0)],
 )
-def test_more_than_was_paid_is_refused_before_anything_is_done(paid, buys):
-  with pytest.raises(RunError, match="more than was charged, so nothing left"):
-    PrivateSums(NoBits(), paid).release(
-      "it", null_rows(1), never, mu_squared=buys
-    )
+def test_release_beyond_the_budget_is_refused_before_anything_is_computed(
+  budget, mu_squared
+):
+  sums = PrivateSums(NoBits(), budget)
+  with pytest.raises(RunError, match="would exceed the charged budget"):
+    sums.release("it", null_rows(1), never, mu_squared=mu_squared)
+
+
+@pytest.mark.parametrize("mu_squared", [math.inf, 0.0, -1.0, math.nan])
+def test_release_at_an_invalid_price_is_refused_before_anything_is_computed(
+  mu_squared,
+):
+  sums = PrivateSums(NoBits(), 1.0)
+  with pytest.raises(RunError, match="must be positive and finite"):
+    sums.release("it", null_rows(1), never, mu_squared=mu_squared)
 
 
 @pytest.mark.parametrize("count", [3, 7, 10, 19])
@@ -75,7 +82,7 @@ def test_shares_that_are_rounded_up_are_not_refused(count, paid):
     sums.release("it", null_rows(1), statistics.row_weights, mu_squared=share)
   spent = sum(1 / Fraction(r.noise_multiplier) ** 2 for r in sums.releases)
   assert Fraction(paid) * Fraction(1 - 2**-30) < spent <= Fraction(paid)
-  with pytest.raises(RunError, match="more than was charged"):
+  with pytest.raises(RunError, match="would exceed the charged budget"):
     sums.release(
       "it", null_rows(1), statistics.row_weights, mu_squared=1e-9 * paid
     )

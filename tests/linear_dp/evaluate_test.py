@@ -203,7 +203,7 @@ def test_private_accuracies_have_the_noise_of_the_budget_and_cannot_exceed_it():
     found += [accuracy.top1 - 0.5 for accuracy in heads]
     (release,) = sums.releases
     assert release.noise_multiplier**-2 <= buys
-    with pytest.raises(RunError, match="more than was charged"):
+    with pytest.raises(RunError, match="would exceed the charged budget"):
       private_accuracies(sums, rows, [EYE], mu_squared=buys)
   sd = buys**-0.5 * 4**0.5 / 4000
   assert np.std(found) == pytest.approx(sd, rel=0.1)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp import rows, statistics
-from oneshot_dp.linear_dp.dataset import ROW_NORM, UNIT_WEIGHT
+from oneshot_dp.linear_dp.dataset import UNIT_WEIGHT
+from oneshot_dp.linear_dp.quantize import ROW_NORM
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
   SENSITIVITY,

@@ -10,8 +10,9 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp import rows as rows_module
 from oneshot_dp.linear_dp import statistics
 from oneshot_dp.linear_dp.api import dataset_from_arrays
-from oneshot_dp.linear_dp.dataset import ROW_NORM, PrivateDataset, room_in_ball
+from oneshot_dp.linear_dp.dataset import PrivateDataset
 from oneshot_dp.linear_dp.private_sums import PrivateSums
+from oneshot_dp.linear_dp.quantize import ROW_NORM, room_in_ball
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
   D,
@@ -86,7 +87,7 @@ def test_rows_are_read_once_where_they_are_kept(monkeypatch):
   sums.release(
     "moment", streamed, statistics.second_moment, mu_squared=1.0, cache=False
   )
-  assert len(streamed._totals) == 1
+  assert len(streamed.sum_cache) == 1
 
 
 def test_on_a_tpu_its_host_makes_what_needs_float64(monkeypatch):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp import statistics
-from oneshot_dp.linear_dp.dataset import ROW_NORM, UNIT_WEIGHT, PrivateDataset
+from oneshot_dp.linear_dp.dataset import UNIT_WEIGHT, PrivateDataset
 from oneshot_dp.linear_dp.private_sums import PrivateSums
+from oneshot_dp.linear_dp.quantize import ROW_NORM
 from oneshot_dp.linear_dp.rows import Rows, rows_of
 
 D, K = 6, 4

@@ -10,7 +10,8 @@ import scipy.special
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp import statistics
-from oneshot_dp.linear_dp.dataset import ROW_NORM, UNIT_WEIGHT
+from oneshot_dp.linear_dp.dataset import UNIT_WEIGHT
+from oneshot_dp.linear_dp.quantize import ROW_NORM
 from oneshot_dp.linear_dp.rows import rows_of
 from tests.linear_dp.statistic_catalogue import (
   BIASES,

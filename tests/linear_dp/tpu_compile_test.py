@@ -20,8 +20,8 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from oneshot_dp.linear_dp import private_sums
-from oneshot_dp.linear_dp.dataset import integer_rows
+from oneshot_dp.linear_dp import sum_kernels
+from oneshot_dp.linear_dp.quantize import integer_rows
 from oneshot_dp.linear_dp.rows import Chunk
 
 # Nothing here may look for a TPU, ask a metadata server for one, or take the
@@ -94,7 +94,7 @@ def test_class_sums_are_one_scatter_of_int32(chip, classes):
   mesh = mesh_of(chip)
   sums = of(chip, "int32", mesh.size, classes, WIDTH)
   with jax.enable_x64(False):
-    scatter: Any = private_sums._scatter(mesh, False)
+    scatter: Any = sum_kernels._scatter(mesh, False)
     lowered = scatter.lower(sums, chunk_of(chip), ())
   given, made, temporaries = compiled(chip, lowered)
   assert not F64.search(given + made)

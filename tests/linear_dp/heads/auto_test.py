@@ -21,7 +21,8 @@ from oneshot_dp.linear_dp.heads.auto import (
 )
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import ROW_NORM, rows_of
+from oneshot_dp.linear_dp.quantize import ROW_NORM
+from oneshot_dp.linear_dp.rows import rows_of
 
 K, D = 4, 10
 CENTRES = np.random.default_rng(0).standard_normal((K, D))
