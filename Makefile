@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo kills test test-fast test-stores test-cluster test-versions lint format wheel lock clean
+.PHONY: help demo docs kills test test-fast test-stores test-cluster test-versions lint format wheel lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' \
@@ -58,13 +58,24 @@ format: $(VENV)/.project ## mend what ruff can mend
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
+# Public names are imported when they are first used, and pdoc does not look
+# for such: they are put in place first.
+docs: $(VENV)/.project ## the API reference, from the docstrings, in build/docs
+	@$(BIN)/python -W error -W ignore::DeprecationWarning -c '\
+	import pathlib, oneshot_dp, pdoc; \
+	public = {n: getattr(oneshot_dp, n) for n in oneshot_dp.__all__}; \
+	vars(oneshot_dp).update(public); \
+	pdoc.render.configure(docformat="google", math=True); \
+	pdoc.pdoc("oneshot_dp", output_directory=pathlib.Path("build/docs"))'
+	@echo "build/docs/oneshot_dp.html"
+
 wheel: $(VENV)/.lock ## the wheel of this package, in dist/
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
 lock: $(UV) ## resolve the dependencies of pyproject.toml anew
 	@$(UV) pip compile pyproject.toml --quiet --upgrade \
-	  --extra test --extra lint --group build \
+	  --extra test --extra lint --extra docs --group build \
 	  --universal --python-version 3.11 --fork-strategy fewest \
 	  --generate-hashes --custom-compile-command "make lock" \
 	  --output-file requirements.lock
