@@ -1,14 +1,15 @@
-"""The feature cache's format: its files, its rows, and what says what they are.
+"""The format of a feature cache: its files, its rows and its metadata.
 
     CACHE/
       NAME-SPLIT.array_record-00003-of-00016   blocks of up to 256 rows
-      cache_info.json    what the rows are, and the SHA-256 of each shard; the
-                         last file: a directory that has it is a cache
-      dataset_info.json, features.json   it is a TFDS data set as well
+      cache_info.json    the metadata and the SHA-256 of each shard; written
+                         last, so a directory that has it is a finished cache
+      dataset_info.json, features.json   make it a TFDS data set as well
 
-A record is a `tf.Example` of one block, which TFDS, Grain and array_record read
-with no code of ours; beside the columns it has the digest of the job that made
-it. All but `CacheInfo.public` is as private as the images.
+A record is a `tf.Example` that holds one block of rows, so TFDS, Grain and
+array_record read a cache without any code of this package. Beside the columns
+each record holds the digest of the job that made it. Everything here is as
+private as the images, except what `CacheInfo.public` returns.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import pathlib
 import re
 import tempfile
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import msgspec
@@ -38,7 +39,9 @@ FORMAT_VERSION = 3
 INFO_FILE = "cache_info.json"
 BLOCK_ROWS = 256
 """One record per row would read at a tenth of the speed of the disk."""
-_MOST_SHARD_ROWS = 1 << 16
+# A shard is in memory as a whole where it is made.
+_MAX_SHARD_ROWS = 1 << 16
+_MAX_REASON_CHARACTERS = 200
 DTYPES: dict[str, np.dtype] = {
   "float16": np.dtype(np.float16),
   "float32": np.dtype(np.float32),
@@ -50,9 +53,24 @@ example_id i64 [r], image_key u64 [r, 2], and unit_id i64 [r] where a privacy
 unit may have many rows."""
 
 
+class Column(NamedTuple):
+  """Dtype of a column of `Rows`, and the shape of one row of it."""
+
+  dtype: np.dtype
+  shape: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:
-  """What the metadata says of a shard; private."""
+  """What the metadata record about one shard; private.
+
+  Attributes:
+    file: its name in the directory.
+    rows: how many rows it holds, at most `CacheInfo.shard_rows`.
+    blocks: how many records hold them.
+    bytes: the size of the file.
+    sha256: SHA-256 of the file, in hexadecimal.
+  """
 
   file: str
   rows: int
@@ -63,21 +81,33 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheInfo:
-  """What a cache is: known before its job runs and public, but for `shards`.
+  """The metadata of a cache: public and known before its job, except `shards`.
 
   Attributes:
-    dataset, split: public names.
-    source_num_examples: n, public: what was skipped counts as a row of nothing.
-    class_names: from public metadata, never from the labels.
-    num_classes_source: where K is from; the last makes it NOT PRIVATE.
-    backbone: `Backbone.identity`: what decides an embedding but its rounding.
-    computed_by: what decides its rounding: dtype of the products, libraries.
-    views: what was averaged for each row; None is one centre view.
+    dataset: public name of the data set.
+    split: public name of the split.
+    source_num_examples: n, public. An image that was skipped still counts.
+    feature_dim: d, the dimension of an embedding.
+    class_names: all K classes, from public metadata, never from the labels.
+    backbone: `Backbone.identity`: all that decides an embedding, except how it
+      is rounded.
+    num_classes_source: where K comes from. "labels (treated as public)" makes
+      whatever is trained on the cache NOT PRIVATE.
+    computed_by: what decides how embeddings are rounded: the dtype of matrix
+      products, the versions of libraries.
+    views: how many random views each embedding is a mean over; None: each is
+      that of the center of its image.
+    embedding_dtype: the dtype that embeddings are stored in.
     shard_rows: source examples per shard.
-    unit: what a guarantee is about: "example", or what `unit_id` numbers.
+    unit: the privacy unit: "example", or the name of what `unit_id` numbers.
     id_source: what `example_id` is: "position" in the split.
-    keys: what `image_key` is of; the embedding, if that was imported.
-    shards: private; empty until the job has ended.
+    keys: what `image_key` is a hash of: the image, or, where embeddings were
+      imported without images, the embedding.
+    format_version: `FORMAT_VERSION`; no other is read.
+    shards: private; empty until the job has finished.
+
+  Raises:
+    InputError: a value is out of range, or a name cannot be printed.
   """
 
   dataset: str
@@ -98,12 +128,17 @@ class CacheInfo:
   shards: tuple[Shard, ...] = ()
 
   def __post_init__(self):
-    for field in ("source_num_examples", "feature_dim", "shard_rows"):
-      if (value := getattr(self, field)) < 1:
-        raise InputError(f"{field}={value!r} must be a positive integer.")
-    if self.shard_rows > _MOST_SHARD_ROWS:  # one is in memory as a whole
+    sizes = {
+      "source_num_examples": self.source_num_examples,
+      "feature_dim": self.feature_dim,
+      "shard_rows": self.shard_rows,
+    }
+    for field, size in sizes.items():
+      if size < 1:
+        raise InputError(f"{field}={size!r} must be a positive integer.")
+    if self.shard_rows > _MAX_SHARD_ROWS:
       raise InputError(
-        f"shard_rows={self.shard_rows}: {_MOST_SHARD_ROWS} at most."
+        f"shard_rows={self.shard_rows} must be at most {_MAX_SHARD_ROWS}."
       )
     if self.has_units:
       check_unit_name(self.unit)
@@ -114,10 +149,11 @@ class CacheInfo:
       check_name("class_names", name)
     if not self.class_names:
       raise InputError("class_names is empty: a cache needs a class or more.")
-    # As JSON reads it back: one on disk and one in memory are equal.
-    for field in ("backbone", "computed_by", "views"):
-      plain = json.loads(_canonical(getattr(self, field)))
-      object.__setattr__(self, field, plain)
+    # A caller may give tuples, which JSON reads back as lists: metadata in
+    # memory and metadata from a disk must be equal.
+    object.__setattr__(self, "backbone", _as_json_reads_it(self.backbone))
+    object.__setattr__(self, "computed_by", _as_json_reads_it(self.computed_by))
+    object.__setattr__(self, "views", _as_json_reads_it(self.views))
 
   @property
   def num_classes(self) -> int:
@@ -133,44 +169,47 @@ class CacheInfo:
     return -(-self.source_num_examples // self.shard_rows)
 
   def shard_range(self, index: int) -> range:
-    """Source indices of a shard: contiguous, disjoint, all of them."""
+    """Source indices of a shard: contiguous, disjoint, and all of them."""
     first = index * self.shard_rows
     return range(first, min(first + self.shard_rows, self.source_num_examples))
 
   @property
   def tfds_names(self) -> tuple[str, str]:
-    """What TFDS calls data set and split; its `all` is all those it has."""
-    split = _identifier(self.split, "split")
-    split = "all_of_it" if split == "all" else split
-    return _identifier(self.dataset, "dataset"), split
+    """Names of data set and split in TFDS, which keeps `all` for itself."""
+    split = _tfds_identifier(self.split, "split")
+    if split == "all":
+      split = "all_of_it"
+    return _tfds_identifier(self.dataset, "dataset"), split
 
   def shard_name(self, index: int) -> str:
-    """What TFDS calls it."""
-    name = f"{'-'.join(self.tfds_names)}.array_record"
+    """The file name of a shard, as TFDS writes it."""
+    dataset, split = self.tfds_names
     digits = max(5, len(str(self.num_shards)))
-    return f"{name}-{index:0{digits}}-of-{self.num_shards:0{digits}}"
+    number = f"{index:0{digits}}-of-{self.num_shards:0{digits}}"
+    return f"{dataset}-{split}.array_record-{number}"
 
-  def columns(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Dtype of each column of `Rows`, and shape of one row of it."""
-    f32, i32, i64, u64 = map(np.dtype, ("<f4", "<i4", "<i8", "<u8"))
-    columns: dict[str, tuple[Any, tuple[int, ...]]] = {
-      "embedding": (DTYPES[self.embedding_dtype], (self.feature_dim,)),
-      "embedding_norm": (f32, ()),
-      "label": (i32, ()),
-      "example_id": (i64, ()),
-      "image_key": (u64, (2,)),
+  def columns(self) -> dict[str, Column]:
+    """The columns of the cache's rows, by name."""
+    columns = {
+      "embedding": Column(DTYPES[self.embedding_dtype], (self.feature_dim,)),
+      "embedding_norm": Column(np.dtype("<f4"), ()),
+      "label": Column(np.dtype("<i4"), ()),
+      "example_id": Column(np.dtype("<i8"), ()),
+      "image_key": Column(np.dtype("<u8"), (2,)),
     }
-    return columns | ({"unit_id": (i64, ())} if self.has_units else {})
+    if self.has_units:
+      columns["unit_id"] = Column(np.dtype("<i8"), ())
+    return columns
 
   def public(self) -> dict[str, Any]:
-    """What may be published, as JSON."""
-    data = json.loads(_canonical(dataclasses.asdict(self)))
+    """The metadata that may be published, as JSON."""
+    data = _as_json_reads_it(dataclasses.asdict(self))
     del data["shards"]
     return data
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """SHA-256 of the public metadata; goes into receipts.
+    """SHA-256 of the public metadata; receipts name a cache by it.
 
     *Formal guarantee*: a function of public metadata only. A hash of the rows
     would let whoever holds a candidate data set test if it is the one.
@@ -181,42 +220,66 @@ class CacheInfo:
   def backbone_fingerprint(self) -> str:
     """SHA-256 of what decides an embedding: a head fits all such caches.
 
-    What changes it by rounding only is left out. So are views: heads trained
-    on means over views are meant for the plain embeddings of test images.
+    What changes an embedding by rounding only is left out. So are views: heads
+    trained on means over views are meant for the plain embeddings of test
+    images.
     """
     return sha256_of([self.backbone, self.feature_dim])
 
   def to_json(self) -> bytes:
-    """The text of `cache_info.json`; private, as it has the shards."""
-    data = json.loads(_canonical(dataclasses.asdict(self)))
+    """The content of `cache_info.json`; private, as it lists the shards."""
+    data = _as_json_reads_it(dataclasses.asdict(self))
     data["fingerprint"] = self.fingerprint
     return json.dumps(data, indent=1, sort_keys=True).encode() + b"\n"
 
   @classmethod
   def from_json(cls, data: bytes, place: str) -> "CacheInfo":
-    """Reads `to_json`'s text; InputError: damaged, edited, another version."""
+    """Reads what `to_json` wrote.
+
+    Args:
+      data: the content of the file.
+      place: the file's path or URL, for messages.
+
+    Returns:
+      Metadata whose parts agree with each other.
+
+    Raises:
+      InputError: the file is damaged, edited, or of another format version.
+    """
     try:
-      found = msgspec.json.decode(data, type=dict[str, Any])
-      if (version := found.get("format_version")) != FORMAT_VERSION:
+      fields = msgspec.json.decode(data, type=dict[str, Any])
+      version = fields.get("format_version")
+      if version != FORMAT_VERSION:
         raise ValueError(f"format {version!r}, not {FORMAT_VERSION}")
-      fingerprint = found.pop("fingerprint", None)
-      info = msgspec.convert(found, cls)
-      names = [info.shard_name(i) for i in range(len(info.shards))]
-      shown = [shard.file for shard in info.shards], len(names)
-      if info.fingerprint != fingerprint or shown != (names, info.num_shards):
-        raise ValueError("its parts do not fit each other")
+      fingerprint = fields.pop("fingerprint", None)
+      info = msgspec.convert(fields, cls)
+      info._check_parts(fingerprint)
     except (ValueError, RecursionError) as e:
+      reason = ascii(str(e))[1:_MAX_REASON_CHARACTERS]
       raise InputError(
-        f"{place} is damaged ({ascii(str(e))[1:200]}); restore it, or make the"
-        " cache again."
+        f"{place} is damaged ({reason}); restore it, or make the cache again."
       ) from e
     return info
 
+  def _check_parts(self, fingerprint: Any) -> None:
+    """Raises ValueError unless fingerprint and shards are those of the rest."""
+    files = [shard.file for shard in self.shards]
+    expected = [self.shard_name(index) for index in range(len(files))]
+    is_complete = len(files) == self.num_shards
+    if self.fingerprint != fingerprint or files != expected or not is_complete:
+      raise ValueError("its parts do not fit each other")
+
 
 def image_key(image: bytes | np.ndarray) -> UInt64[np.ndarray, "2"]:
-  """128 bits that stand for an image; its views are drawn from them, too.
+  """128 bits that identify an image; its random views are seeded by them, too.
 
   *Formal guarantee*: a function of the image alone.
+
+  Args:
+    image: the encoded file, or pixels [h, w, channels] uint8.
+
+  Returns:
+    Two words of 64 bits.
   """
   data = image if isinstance(image, bytes) else image.tobytes()
   digest = hashlib.blake2b(data, digest_size=16).digest()
@@ -224,55 +287,70 @@ def image_key(image: bytes | np.ndarray) -> UInt64[np.ndarray, "2"]:
 
 
 def tfds_files(info: CacheInfo) -> dict[str, bytes]:
-  """The metadata files of TFDS, to which a block is an example."""
+  """TFDS's own metadata files, to which one block is one example.
+
+  Args:
+    info: the metadata of a cache whose shards are known.
+
+  Returns:
+    The content of each file, by its name.
+  """
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core import dataset_info
 
-  tensor = functools.partial(tfds.features.Tensor, encoding="bytes")
-  features = {
-    name: tensor(shape=(None, *shape), dtype=dtype.type)
-    for name, (dtype, shape) in info.columns().items()
-  }
+  features = {}
+  for name, column in info.columns().items():
+    features[name] = tfds.features.Tensor(
+      shape=(None, *column.shape), dtype=column.dtype.type, encoding="bytes"
+    )
   name, split = info.tfds_names
-  builder = dataset_info.DatasetIdentity(
+  identity = dataset_info.DatasetIdentity(
     name=name, version=tfds.core.Version("1.0.0"), data_dir="", module_name=""
   )
-  described = tfds.core.DatasetInfo(
-    builder=builder, features=tfds.features.FeaturesDict(features)
+  metadata = tfds.core.DatasetInfo(
+    builder=identity, features=tfds.features.FeaturesDict(features)
   )
-  described.set_file_format("array_record")
-  of_split = tfds.core.SplitInfo(
+  metadata.set_file_format("array_record")
+  file_names = tfds.core.ShardedFileTemplate(
+    data_dir="",
+    dataset_name=name,
+    split=split,
+    filetype_suffix="array_record",
+  )
+  split_info = tfds.core.SplitInfo(
     name=split,
     shard_lengths=[shard.blocks for shard in info.shards],
     num_bytes=sum(shard.bytes for shard in info.shards),
-    filename_template=tfds.core.ShardedFileTemplate(
-      data_dir="",
-      dataset_name=name,
-      split=split,
-      filetype_suffix="array_record",
-    ),
+    filename_template=file_names,
   )
-  described.set_splits(tfds.core.SplitDict([of_split]))
-  # It writes to folders only; of mode 0700, as bytes and blocks are private.
+  metadata.set_splits(tfds.core.SplitDict([split_info]))
+  # TFDS writes to folders only; this one has mode 0700, since bytes and blocks
+  # are private.
   with tempfile.TemporaryDirectory() as folder:
-    described.write_to_directory(folder)
+    metadata.write_to_directory(folder)
     return {p.name: p.read_bytes() for p in pathlib.Path(folder).iterdir()}
 
 
-def _canonical(data: Any) -> str:
-  """The one JSON text of a value."""
-  separators = (",", ":")
+def sha256_of(data: Any) -> str:
+  """SHA-256 of a value's canonical JSON text, in hexadecimal."""
+  return hashlib.sha256(_canonical_json(data).encode()).hexdigest()
+
+
+def _canonical_json(data: Any) -> str:
+  """The one JSON text of a value: sorted keys, no spaces, no NaN."""
   return json.dumps(
-    data, sort_keys=True, separators=separators, allow_nan=False
+    data, sort_keys=True, separators=(",", ":"), allow_nan=False
   )
 
 
-def sha256_of(data: Any) -> str:
-  """SHA-256 of a value's one JSON text, in hexadecimal."""
-  return hashlib.sha256(_canonical(data).encode()).hexdigest()
+def _as_json_reads_it(data: Any) -> Any:
+  """A value as it comes back from JSON: tuples are lists, keys are strings."""
+  return json.loads(_canonical_json(data))
 
 
-def _identifier(text: str, prefix: str) -> str:
-  """A name that TFDS accepts: lower-case ASCII, a letter first."""
+def _tfds_identifier(text: str, prefix: str) -> str:
+  """A name that TFDS accepts: lower-case ASCII, beginning with a letter."""
   name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:100]
-  return name if name[:1].isalpha() else f"{prefix}_{name}".rstrip("_")
+  if name[:1].isalpha():
+    return name
+  return f"{prefix}_{name}".rstrip("_")

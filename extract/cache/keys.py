@@ -1,19 +1,21 @@
-"""Keys of what is in a row: the same, whatever the row is called.
+"""Keys by which a row is recognized, whatever name or id it has.
 
-A row has a key of its image's bytes and one of its embedding's direction, which
-is computed of the embedding itself and so cannot be made up. Rows that share
-either are one row: under another name, split, id, label or unit; scaled, in
-another precision, and (by the image) through another backbone. An image that
-was encoded again or cropped has other keys, and so has an embedding that was
-centred, projected or changed otherwise.
+Each row has two keys: a hash of its image's bytes, and a hash of the direction
+of its embedding. The second is computed from the embedding itself, so nobody
+can choose it. Two rows that share either key are taken for the same row: under
+another name, split, id, label or unit; scaled, or in another precision; and (by
+the image) through another backbone. An image that was encoded again or cropped
+has other keys, and so has an embedding that was centered, projected or changed
+in any other way.
 
-A key tells whoever holds a candidate whether it is among the rows, so keys, and
-whatever is made of them, stay with the private data.
+Whoever holds a candidate image can compute its keys and look for them among
+those of the rows. So keys, and whatever is made of them, stay with the private
+data.
 """
 
 import functools
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int64, UInt64
@@ -25,12 +27,13 @@ if TYPE_CHECKING:
   from oneshot_dp.extract.cache.read import FeatureCache
 
 MOST_KEYS = 1 << 22
-"""Keys kept of a kind: the smallest, a sample, since keys are hashes."""
+"""Keys kept of each kind: the smallest, which are a sample, as keys are
+hashes."""
 _MOST_VALUES = 256
-"""Values of an embedding that its direction is read off."""
+"""Values of an embedding that its direction is computed from."""
 _BUCKETS = 64
 _FINENESS = 1024
-"""Cells that a row's buckets are cut into, all together, per mean bucket. Rows
+"""Cells that all buckets of a row are cut into together, per mean bucket. Rows
 whose buckets differ by a share s of their size have one key with probability
 about exp(-1024 s): 3 of 4 that float16 rounded anew, nearly all in float32; one
 in 10^6 pairs of images whose embeddings have a cosine of 0.9999 (s = 0.014)."""
@@ -41,13 +44,19 @@ _LEAST_DIM = 8
 def embedding_keys(
   embedding: Float[np.ndarray, "rows d"],
 ) -> UInt64[np.ndarray, "rows 2"]:
-  """128 bits of the values of each embedding, for rows without an image.
+  """128-bit hashes of the values of embeddings, for rows without an image.
 
-  The same in every precision that holds the values. A row of zeros stands for
-  nothing: its key is 0.
+  *Formal guarantee*: the same in every precision that holds the values.
+
+  Args:
+    embedding: one row per example.
+
+  Returns:
+    Two words of 64 bits per row; zeros for a row of zeros, which stands for no
+    example.
   """
-  values = embedding.astype("<f4") + np.float32(0)  # -0 is 0
-  keys = _hashed(values, b"embedding", 16)
+  values = embedding.astype("<f4") + np.float32(0)  # -0 becomes 0
+  keys = _hash_rows(values, b"embedding", 16)
   keys[~values.any(axis=1)] = 0
   return keys
 
@@ -55,95 +64,160 @@ def embedding_keys(
 def direction_keys(
   embedding: Float[np.ndarray, "rows d"],
 ) -> UInt64[np.ndarray, " rows"]:
-  """64 bits of where each embedding points to, whatever its length is.
+  """64-bit hashes of the directions of embeddings, whatever their lengths.
 
-  The values are summed, with random signs, in up to 64 buckets; a bucket over
-  the buckets' mean size is cut into cells, and the cells are hashed. A row
-  scaled by a power of two has the same key; one scaled otherwise, brought to
-  norm 1 or rounded has it mostly (`_FINENESS`). 0, which no row is said to
-  share: buckets of zeros, or that are not finite; any row of fewer than 8
-  values.
+  The values are summed, with random signs, in up to 64 buckets. Each bucket is
+  divided by the buckets' mean size and rounded to a cell; the cells are hashed.
+
+  *Formal guarantee*: a row scaled by a power of two has the same key. One that
+  was scaled otherwise, brought to norm 1 or rounded has it mostly (see
+  `_FINENESS`).
+
+  Args:
+    embedding: one row per example, in any floating-point dtype.
+
+  Returns:
+    One word per row; 0 where there is no direction: rows of fewer than 8
+    values, and rows whose buckets are all zero or not finite. No two rows are
+    taken for the same because both have 0.
   """
-  rows, d = embedding.shape
-  if d < _LEAST_DIM or not rows:
-    return np.zeros(rows, np.uint64)
-  chosen, signs = _drawn(d)
-  m, each = chosen.shape
+  num_rows, d = embedding.shape
+  keys = np.zeros(num_rows, np.uint64)
+  if d < _LEAST_DIM or not num_rows:
+    return keys
+  projection = _projection(d)
+  num_buckets, per_bucket = projection.columns.shape
   with np.errstate(invalid="ignore"):
-    values = embedding[:, chosen.ravel()].astype(np.float64) * signs.ravel()
-    buckets = values.reshape(rows, m, each).sum(axis=2)
-    # Of roots: a bucket that is far larger than the others hides none of them.
-    scale = np.sqrt(np.abs(buckets)).mean(axis=1, keepdims=True) ** 2
-    good = np.isfinite(scale[:, 0]) & (scale[:, 0] > 0)
-    cells = np.floor(buckets[good] / scale[good] * (_FINENESS / m) + 0.5)
-  keys = np.zeros(rows, np.uint64)
-  keys[good] = _hashed(cells.astype("<i4"), b"direction", 8)[:, 0]
+    values = embedding[:, projection.columns.ravel()].astype(np.float64)
+    signed = values * projection.signs.ravel()
+    buckets = signed.reshape(num_rows, num_buckets, per_bucket).sum(axis=2)
+    # The mean is over square roots, so that one bucket that is far larger than
+    # the others does not hide them.
+    roots = np.sqrt(np.abs(buckets)).mean(axis=1, keepdims=True)
+    scale = roots**2
+    has_direction = np.isfinite(scale[:, 0]) & (scale[:, 0] > 0)
+    relative = buckets[has_direction] / scale[has_direction]
+    cells = np.floor(relative * (_FINENESS / num_buckets) + 0.5)
+  hashes = _hash_rows(cells.astype("<i4"), b"direction", 8)
+  keys[has_direction] = hashes[:, 0]
   return keys
 
 
+class _Projection(NamedTuple):
+  """Which values of an embedding go into which bucket.
+
+  Attributes:
+    columns: indices of values, int [buckets, values per bucket].
+    signs: +1 or -1 for each of them, float64.
+  """
+
+  columns: np.ndarray
+  signs: np.ndarray
+
+
 @functools.cache
-def _drawn(d: int) -> tuple[np.ndarray, np.ndarray]:
-  """Which values go into which bucket, and with which sign; the same always."""
-  words = np.frombuffer(
-    hashlib.shake_256(b"direction %d" % d).digest(8 * d), "<u8"
-  )
-  each = max(1, min(d, _MOST_VALUES) // _BUCKETS)
-  m = min(_BUCKETS, d)
-  chosen = np.argsort(words, kind="stable")[: m * each].reshape(m, each)
-  return chosen, (words[chosen] & np.uint64(1)).astype(np.float64) * 2 - 1
+def _projection(d: int) -> _Projection:
+  """A pseudorandom projection, the same in every process and version."""
+  stream = hashlib.shake_256(b"direction %d" % d).digest(8 * d)
+  words = np.frombuffer(stream, "<u8")
+  num_buckets = min(_BUCKETS, d)
+  per_bucket = max(1, min(d, _MOST_VALUES) // _BUCKETS)
+  order = np.argsort(words, kind="stable")
+  columns = order[: num_buckets * per_bucket].reshape(num_buckets, per_bucket)
+  signs = (words[columns] & np.uint64(1)).astype(np.float64) * 2 - 1
+  return _Projection(columns, signs)
 
 
 def in_part(part: Part, rows: Rows) -> Bool[np.ndarray, " rows"]:
-  """Which rows are in a part, by the keys of their images or by their units.
+  """Which rows are in a part, by their images or, if they have them, by units.
 
-  *Formal guarantee*: of each row a function of its own bytes alone, and where
-  rows have units of the `unit_id` alone: of parts that do not meet, a unit has
-  rows in one.
+  *Formal guarantee*: for each row a function of its own image key alone, and
+  where rows have units of the `unit_id` alone. So of parts that do not overlap,
+  a unit has rows in one only.
+
+  Args:
+    part: percentages of the rows.
+    rows: columns of one block.
+
+  Returns:
+    True for each row that the part has.
   """
-  words = rows["image_key"][:, 1]
   if "unit_id" in rows:
     words = _unit_words(rows["unit_id"])
+  else:
+    words = rows["image_key"][:, 1]
+  # The upper 32 bits, as a fraction of 2^32, in percent.
   percentile = (words >> np.uint64(32)).astype(np.int64) * 100 >> 32
   return (part.first <= percentile) & (percentile < part.last)
 
 
 def _unit_words(ids: Int64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
+  """A hash of each unit's id."""
   distinct, place = np.unique(ids.astype("<i8"), return_inverse=True)
-  return _hashed(distinct[:, None], b"unit", 8)[place, 0]
+  return _hash_rows(distinct[:, None], b"unit", 8)[place, 0]
 
 
-def _hashed(rows: np.ndarray, kind: bytes, size: int) -> np.ndarray:
+def _hash_rows(rows: np.ndarray, kind: bytes, size: int) -> np.ndarray:
   """BLAKE2b of each row's bytes, as words of 64 bits [n, size / 8]."""
-  digests = [
-    hashlib.blake2b(row.data, digest_size=size, person=kind).digest()
-    for row in np.ascontiguousarray(rows)
-  ]
-  return np.frombuffer(b"".join(digests), "<u8").reshape(-1, size // 8).copy()
+  digests = []
+  for row in np.ascontiguousarray(rows):
+    digest = hashlib.blake2b(row.data, digest_size=size, person=kind)
+    digests.append(digest.digest())
+  words = np.frombuffer(b"".join(digests), "<u8")
+  return words.reshape(-1, size // 8).copy()
 
 
 def keys_of(cache: "FeatureCache") -> dict[str, UInt64[np.ndarray, " _keys"]]:
-  """Keys of a cache's rows, by kind: "image", "direction" and "unit"; private.
+  """The keys of a cache's rows by kind: "image", "direction" and "unit".
 
-  64 bits each, sorted, each once, `MOST_KEYS` of a kind at most; a kind that no
-  row has is left out. Reads all rows once, and holds about 40 bytes for each,
-  of 2 · `MOST_KEYS` at most.
+  Private. Reads all rows once, and holds about 40 bytes for each, for at most
+  2 · `MOST_KEYS` rows.
+
+  Args:
+    cache: a cache, or a part of one.
+
+  Returns:
+    Sorted 64-bit words without duplicates, at most `MOST_KEYS` of a kind. A
+    kind that no row has is left out.
   """
-  none, waiting = np.empty(0, np.uint64), 0
-  found = {kind: [none] for kind in ("image", "direction", "unit")}
+  image = _KeySample()
+  direction = _KeySample()
+  unit = _KeySample()
+  rows_since_trim = 0
   for rows in cache.blocks():
-    found["image"].append(rows["image_key"][:, 0])
-    found["direction"].append(direction_keys(rows["embedding"]))
+    image.add(rows["image_key"][:, 0])
+    direction.add(direction_keys(rows["embedding"]))
     if "unit_id" in rows:
-      found["unit"].append(_unit_words(np.unique(rows["unit_id"])))
-    waiting += len(rows["label"])
-    if waiting > MOST_KEYS:
-      found = {kind: [_smallest(parts)] for kind, parts in found.items()}
-      waiting = 0
-  kept = {kind: _smallest(parts) for kind, parts in found.items()}
-  return {kind: keys for kind, keys in kept.items() if len(keys)}
+      unit.add(_unit_words(np.unique(rows["unit_id"])))
+    # To sort is what costs: it is done once in so many rows, and bounds memory.
+    rows_since_trim += len(rows["label"])
+    if rows_since_trim > MOST_KEYS:
+      for sample in (image, direction, unit):
+        sample.trim()
+      rows_since_trim = 0
+  samples = {"image": image, "direction": direction, "unit": unit}
+  keys = {kind: sample.trim() for kind, sample in samples.items()}
+  return {kind: words for kind, words in keys.items() if len(words)}
+
+
+class _KeySample:
+  """The `MOST_KEYS` smallest distinct keys of all that were added, but 0."""
+
+  def __init__(self):
+    self._parts = [np.empty(0, np.uint64)]
+
+  def add(self, words: UInt64[np.ndarray, " n"]) -> None:
+    self._parts.append(words)
+
+  def trim(self) -> UInt64[np.ndarray, " keys"]:
+    """Drops all but the smallest, and returns those."""
+    kept = _smallest(self._parts)
+    self._parts = [kept]
+    return kept
 
 
 def _smallest(parts: list[np.ndarray]) -> UInt64[np.ndarray, " keys"]:
   keys = np.concatenate(parts)
   keys.sort()  # numpy's `unique` takes ten times as long
-  return keys[np.diff(keys, prepend=np.uint64(0)) != 0][:MOST_KEYS]
+  is_first = np.diff(keys, prepend=np.uint64(0)) != 0  # and 0 is none
+  return keys[is_first][:MOST_KEYS]

@@ -21,13 +21,22 @@ from oneshot_dp.extract.cache.format import (
   tfds_files,
 )
 from oneshot_dp.extract.cache.keys import embedding_keys, in_part
-from oneshot_dp.extract.cache.shard_file import read_shard, stored_norm
+from oneshot_dp.extract.cache.shard_file import (
+  StoredShard,
+  read_shard,
+  stored_norm,
+)
 from oneshot_dp.extract.threads import prefetch_map
 
-_AHEAD = 4
+_SHARDS_AHEAD = 4
 """Shards that are read and hashed before their turn, of 0.8 to 5 MB each."""
-_JOINED, _JOINED_NUMBERS = 2048, 1 << 22
-"""Rows that are read as one, for what costs more per block than per row."""
+_MERGED_ROWS = 2048
+_MERGED_VALUES = 1 << 22
+"""Rows, and values of embeddings, that are handed over as one block: much of
+what follows costs more per block than per row."""
+_ALIGNMENT = 64
+"""Bytes; JAX on a CPU reads arrays that begin so where they lie."""
+_SHOWN_CLASSES = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +45,7 @@ class FeatureCache:
 
   Attributes:
     path: the directory, on a disk or in an object store.
-    info: what is in it.
+    info: its metadata.
     part: which of its rows are read.
   """
 
@@ -51,7 +60,7 @@ class FeatureCache:
 
   @property
   def n(self) -> int:
-    """Public number of rows: of a part it is the mean."""
+    """Public number of rows: that of the source, or a part's mean share."""
     return self.part.mean_of(self.info.source_num_examples)
 
   @functools.cached_property
@@ -63,63 +72,80 @@ class FeatureCache:
 
   @functools.cached_property
   def private_digest(self) -> str:
-    """SHA-256 of which rows these are; never leaves."""
+    """SHA-256 that identifies these rows; it is private and never released."""
     shards = [shard.sha256 for shard in self.info.shards]
     return sha256_of([self.info.public(), shards, str(self.part)])
 
   def blocks(self, shards: Sequence[int] | None = None) -> Iterator[Rows]:
-    """Streams the rows of some shards, or of all: every row of the part once.
+    """Streams rows: each row of the part once, in the order of the shards.
 
-    Formal guarantees: a shard's rows come only after its bytes had the SHA-256
-    of the metadata; the order is that of the shards.
+    *Formal guarantees*: rows of a shard come only after its bytes were found to
+    have the SHA-256 that the metadata state.
 
-    InputError: when its turn comes, a shard is missing, damaged or another's.
+    Args:
+      shards: numbers of the shards to read; None is all of them.
+
+    Yields:
+      Columns of up to 2,048 rows.
+
+    Raises:
+      InputError: when its turn comes, a shard is missing, damaged or another's.
     """
-    every = self.info.shards
-    asked = every if shards is None else [every[i] for i in shards]
-    # Hashing and copying let go of Python's lock.
-    for blocks in prefetch_map(self._shard, asked, _AHEAD, _AHEAD):
-      for rows in blocks:
-        if not self.part.is_whole:
-          there = in_part(self.part, rows)
-          rows = {name: column[there] for name, column in rows.items()}
+    selected = self.info.shards
+    if shards is not None:
+      selected = tuple(self.info.shards[index] for index in shards)
+    # Threads help, as hashing and copying release Python's lock.
+    for blocks in prefetch_map(
+      self._read_blocks, selected, _SHARDS_AHEAD, _SHARDS_AHEAD
+    ):
+      for block in blocks:
+        rows = self._rows_of_part(block)
         if len(rows["label"]):
           yield rows
 
-  def _shard(self, shard: Shard) -> list[Rows]:
+  def _rows_of_part(self, rows: Rows) -> Rows:
+    if self.part.is_whole:
+      return rows
+    is_in = in_part(self.part, rows)
+    return {name: column[is_in] for name, column in rows.items()}
+
+  def _read_blocks(self, shard: Shard) -> list[Rows]:
+    """The rows of a shard, in blocks of `_MERGED_ROWS`."""
     store = storage.store_at(self.path)
+    place = store.display_path(shard.file)
+    advice = "restore it, or make the cache again"
     try:
-      blocks, _, _ = read_shard(store, shard.file, self.info, shard)
+      stored = read_shard(store, shard.file, self.info, shard)
     except InputError:
       raise
-    except (ValueError, FileNotFoundError) as e:
-      said = f"damaged ({e})" if isinstance(e, ValueError) else "not there"
-      raise InputError(
-        f"{store.display_path(shard.file)} is {said}; restore it, or make"
-        " the cache"
-        " again."
-      ) from e
-    rows = min(_JOINED, _JOINED_NUMBERS // self.info.feature_dim)
-    some = max(1, rows // BLOCK_ROWS)
-    every = range(0, len(blocks), some)
-    return [_joined(blocks[start : start + some]) for start in every]
+    except FileNotFoundError as e:
+      raise InputError(f"{place} does not exist; {advice}.") from e
+    except ValueError as e:
+      raise InputError(f"{place} is damaged ({e}); {advice}.") from e
+    num_rows = min(_MERGED_ROWS, _MERGED_VALUES // self.info.feature_dim)
+    step = max(1, num_rows // BLOCK_ROWS)
+    merged = []
+    for start in range(0, len(stored.blocks), step):
+      merged.append(_merge(stored.blocks[start : start + step]))
+    return merged
 
 
-def _joined(blocks: Sequence[Rows]) -> Rows:
-  """The rows of all, at 64 bytes, where a CPU's device may read them."""
-  found = {}
+def _merge(blocks: Sequence[Rows]) -> Rows:
+  """The rows of several blocks in aligned memory (see `_ALIGNMENT`)."""
+  merged = {}
   for name in blocks[0]:
     columns = [rows[name] for rows in blocks]
-    memory = np.empty(sum(column.nbytes for column in columns) + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    place = memory[start : start + len(memory) - 64].view(columns[0].dtype)
-    shape = -1, *columns[0].shape[1:]
-    found[name] = np.concatenate(columns, out=place.reshape(shape))
-  return found
+    num_bytes = sum(column.nbytes for column in columns)
+    memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    aligned = memory[start : start + num_bytes].view(columns[0].dtype)
+    shape = (-1, *columns[0].shape[1:])
+    merged[name] = np.concatenate(columns, out=aligned.reshape(shape))
+  return merged
 
 
 def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
-  """Opens a finished cache, or a part of it; does not look at its rows.
+  """Opens a finished cache, or a part of it, without reading its rows.
 
   >>> import tempfile
   >>> import numpy as np
@@ -140,16 +166,28 @@ def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
   >>> cache.n, cache.info.class_names, rows["label"].tolist()
   (4, ('cat', 'dog'), [0, 1, 1, 0])
 
-  InputError: no finished cache, another version, or edited metadata.
+  Args:
+    path: the directory, or its gs:// or s3:// URL.
+    rows: the part of it to read.
+
+  Returns:
+    The cache; its rows are read and checked when they are asked for.
+
+  Raises:
+    InputError: there is no finished cache, it has another format version, or
+      its metadata were edited.
   """
   store = storage.store_at(path)
-  if (data := storage.read(store, INFO_FILE)) is None:
+  data = storage.read(store, INFO_FILE)
+  if data is None:
+    place = store.display_path()
     if not storage.list_files(store):
-      said = "no such directory, or empty; name a cache"
-      raise InputError(f"{store.display_path()}: {said}.")
+      raise InputError(
+        f"{place}: no such directory, or it is empty; give a cache."
+      )
     raise InputError(
-      f"{store.display_path()} is no finished cache (no {INFO_FILE}): run its"
-      " extraction again to finish it, or give a cache."
+      f"{place} is not a finished cache (no {INFO_FILE}): run its extraction"
+      " again to finish it, or give a cache."
     )
   info = CacheInfo.from_json(data, store.display_path(INFO_FILE))
   return FeatureCache(path=os.fspath(path), info=info, part=rows)
@@ -165,53 +203,38 @@ def check_cache(path: str | os.PathLike) -> list[str]:
   the same. (The key of an image cannot be checked without the image: the
   ledger goes by the embedding's direction as well.)
 
+  Args:
+    path: the directory, or its URL.
+
   Returns:
     Every problem found, one line each; they name shards and ids, and no values.
 
   Raises:
     InputError: there is no cache to check, or its metadata cannot be read.
   """
-  info, store = open_cache(path).info, storage.store_at(path)
-  names, problems = {shard.file for shard in info.shards}, []
-  for name in storage.list_files(store):
-    if ".array_record-" in name and name not in names:
-      problems.append(
-        f"{store.display_path(name)} is not one of the cache's shards"
-      )
-  for name, text in tfds_files(info).items():
-    try:
-      same = json.loads(storage.read(store, name) or b"") == json.loads(text)
-    except ValueError:  # an InputError, too
-      same = False
-    if not same:
-      said = "missing, or not what TFDS must be told"
-      problems.append(f"{store.display_path(name)}: {said}")
-  ids, jobs = [np.empty(0, np.int64)], set()
+  info = open_cache(path).info
+  store = storage.store_at(path)
+  problems = [*_stray_shards(store, info), *_tfds_problems(store, info)]
+  ids = [np.empty(0, np.int64)]
+  jobs = set()
   for shard in info.shards:
-    where = store.display_path(shard.file)
+    place = store.display_path(shard.file)
     try:
-      blocks, of_jobs, found = read_shard(store, shard.file, info, shard)
+      stored = read_shard(store, shard.file, info, shard)
     except (FileNotFoundError, ValueError) as e:
-      problems.append(f"{where} is damaged, or not there ({e})")
+      problems.append(f"{place} is damaged, or does not exist ({e})")
       continue
-    jobs |= of_jobs
-    starts = range(0, max(1, found.rows), BLOCK_ROWS)
-    cut = [min(BLOCK_ROWS, found.rows - at) for at in starts]
-    whole = [len(rows["label"]) for rows in blocks] == cut
-    if found != shard or not whole or found.rows > info.shard_rows:
-      problems.append(
-        f"{where}: {found.rows} rows in {found.blocks} blocks, and the metadata"
-        f" say {shard.rows} in {shard.blocks}, of {BLOCK_ROWS} at most"
-      )
-    for rows in blocks:
+    jobs |= stored.jobs
+    problems += _count_problems(place, stored, shard, info)
+    for rows in stored.blocks:
       ids.append(rows["example_id"])
-      problems += _row_problems(where, rows, info)
-  found, counts = np.unique(np.concatenate(ids), return_counts=True)
-  if len(again := found[counts > 1]):
+      problems += _row_problems(place, rows, info)
+  distinct, counts = np.unique(np.concatenate(ids), return_counts=True)
+  repeated = distinct[counts > 1]
+  if len(repeated):
     problems.append(
-      f"{store.display_path()}: {len(again)} ids come more than once, the"
-      " first is"
-      f" example_id {again[0]}"
+      f"{store.display_path()}: {len(repeated)} ids come more than once, the"
+      f" first is example_id {repeated[0]}"
     )
   if len(jobs) > 1:
     problems.append(
@@ -220,44 +243,97 @@ def check_cache(path: str | os.PathLike) -> list[str]:
   return problems
 
 
-def _row_problems(where: str, rows: Rows, info: CacheInfo) -> Iterator[str]:
-  embedding, label, key = rows["embedding"], rows["label"], rows["image_key"]
+def _stray_shards(store: storage.Store, info: CacheInfo) -> Iterator[str]:
+  """Problems: shards in the directory that the metadata do not list."""
+  names = {shard.file for shard in info.shards}
+  for name in storage.list_files(store):
+    if ".array_record-" in name and name not in names:
+      place = store.display_path(name)
+      yield f"{place} is not one of the cache's shards"
+
+
+def _tfds_problems(store: storage.Store, info: CacheInfo) -> Iterator[str]:
+  """Problems: files of TFDS that do not say what the metadata say."""
+  for name, text in tfds_files(info).items():
+    try:
+      stored = json.loads(storage.read(store, name) or b"")
+    except ValueError:  # not JSON; or an InputError: it may not be read
+      stored = None
+    if stored != json.loads(text):
+      place = store.display_path(name)
+      yield f"{place}: missing, or not what TFDS must be told"
+
+
+def _count_problems(
+  place: str, stored: StoredShard, expected: Shard, info: CacheInfo
+) -> Iterator[str]:
+  """Problems: a shard of other numbers of rows and blocks than stated."""
+  found = stored.shard
+  # All blocks but the last are full; a shard of no rows has one empty block.
+  lengths = [len(rows["label"]) for rows in stored.blocks]
+  starts = range(0, max(1, found.rows), BLOCK_ROWS)
+  full = [min(BLOCK_ROWS, found.rows - start) for start in starts]
+  if found != expected or lengths != full or found.rows > info.shard_rows:
+    yield (
+      f"{place}: {found.rows} rows in {found.blocks} blocks, and the metadata"
+      f" say {expected.rows} in {expected.blocks}, of {BLOCK_ROWS} at most"
+    )
+
+
+def _row_problems(place: str, rows: Rows, info: CacheInfo) -> Iterator[str]:
+  """Problems: rows whose columns contradict each other; names the first."""
+  embedding = rows["embedding"]
+  label = rows["label"]
+  key = rows["image_key"]
   with np.errstate(invalid="ignore", over="ignore"):
-    finite = np.isfinite(embedding).all(axis=1)
-    norm = stored_norm(embedding) == rows["embedding_norm"]
-    known = key.any(axis=1)
+    is_finite = np.isfinite(embedding).all(axis=1)
+    has_norm = stored_norm(embedding) == rows["embedding_norm"]
     if info.keys == "embedding":
-      known = (embedding_keys(embedding) == key).all(axis=1)
+      has_key = (embedding_keys(embedding) == key).all(axis=1)
+    else:
+      has_key = key.any(axis=1)
   k = info.num_classes
-  for good, what in (
-    (finite, "an embedding that is not finite"),
-    (norm | ~finite, "an embedding_norm that is not its norm"),
+  for is_good, fault in (
+    (is_finite, "an embedding that is not finite"),
+    (has_norm | ~is_finite, "an embedding_norm that is not its norm"),
     ((label >= 0) & (label < k), f"a label outside [0, {k})"),
-    (known, "an image_key that is not its key"),
+    (has_key, "an image_key that is not its key"),
   ):
-    if not good.all():
-      yield f"{where}: example_id {rows['example_id'][~good][0]} has {what}"
+    if not is_good.all():
+      first = rows["example_id"][~is_good][0]
+      yield f"{place}: example_id {first} has {fault}"
 
 
 def describe(cache: FeatureCache) -> dict[str, str]:
-  """What a cache is, for its holder: exact counts, no label statistics."""
+  """Describes a cache to its holder: exact counts, no label statistics.
+
+  Args:
+    cache: a cache, or a part of one.
+
+  Returns:
+    Values by their captions, in the order to print them in.
+  """
   info = cache.info
-  made_by = [info.backbone.get(name) for name in ("name", "layer")]
-  if sha256 := info.backbone.get("weights_sha256"):
+  made_by = [info.backbone.get("name"), info.backbone.get("layer")]
+  sha256 = info.backbone.get("weights_sha256")
+  if sha256:
     made_by.append(f"weights {sha256[:12]}")
   libraries = info.computed_by.get("libraries", {})
   versions = ", ".join(f"{name} {v}" for name, v in libraries.items())
-  names = ", ".join(info.class_names[:8]) + ", …" * (info.num_classes > 8)
+  names = ", ".join(info.class_names[:_SHOWN_CLASSES])
+  if info.num_classes > _SHOWN_CLASSES:
+    names += ", …"
+  views = (info.views or {}).get("count", "-")
   return {
     "data set": f"{info.dataset}, split {info.split}{cache.part}",
     "examples": f"{cache.num_rows:,} of {info.source_num_examples:,}",
     "features": f"{info.feature_dim} x {info.embedding_dtype}",
     "classes": f"{info.num_classes} (from {info.num_classes_source})",
     "class names": escaped(names),
-    "backbone": escaped(", ".join(map(str, filter(None, made_by)))),
+    "backbone": escaped(", ".join(str(part) for part in made_by if part)),
     "computed by": escaped(versions or "-"),
-    "views": str((info.views or {}).get("count", "-")),
+    "views": str(views),
     "privacy unit": info.unit,
-    "size": f"{sum(s.bytes for s in info.shards):,} bytes",
+    "size": f"{sum(shard.bytes for shard in info.shards):,} bytes",
     "fingerprint": info.fingerprint,
   }

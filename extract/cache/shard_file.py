@@ -1,4 +1,9 @@
-"""A shard: blocks of rows in the records of a file that is put once."""
+"""One shard of a cache: a file of blocks of rows that is written once.
+
+Rows are checked and cast (`validate_and_cast_rows`), encoded in memory
+(`encode_shard`), and put under their final name unless that name is taken
+(`put_shard`). `read_shard` reads one back, no matter who wrote it.
+"""
 
 import dataclasses
 import functools
@@ -8,7 +13,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from array_record.python import array_record_module
@@ -20,6 +25,7 @@ from oneshot_dp.extract.cache.format import (
   BLOCK_ROWS,
   DTYPES,
   CacheInfo,
+  Column,
   Rows,
   Shard,
   sha256_of,
@@ -28,78 +34,127 @@ from oneshot_dp.extract.cache.format import (
 JOB_COLUMN = "job"
 """In each record, beside the columns: the digest of its job, 32 bytes."""
 _FLOATS = (np.dtype(np.float64), *DTYPES.values())
-_MOST_BESIDES = 1 << 26
-"""Bytes of a shard beside its rows: 128 KiB of a block, at least."""
+_MAX_OVERHEAD_BYTES = 1 << 26
+"""Bytes of a shard beside its rows; a block alone takes up to 128 KiB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheJob:
-  """What makes a cache; private, as its digest may be of a listing.
+  """The identity of what makes a cache; private.
 
-  `more` is what makes the job this one beside what the cache will be.
+  Attributes:
+    info: the metadata of the cache to come.
+    extra_identity: what else makes this job different from others, such as the
+      digest of the listing of its images.
   """
 
   info: CacheInfo
-  more: str = ""
+  extra_identity: str = ""
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256, in hexadecimal; it is in every record of the job's shards."""
-    return sha256_of([self.info.public(), self.more])
+    """SHA-256, in hexadecimal; every record of the job's shards holds it."""
+    return sha256_of([self.info.public(), self.extra_identity])
+
+
+class StoredShard(NamedTuple):
+  """A shard as it was read.
+
+  Attributes:
+    blocks: its rows, one dict of columns per record.
+    jobs: digests of the jobs that its records state.
+    shard: its size and SHA-256, and how many rows and blocks it has.
+  """
+
+  blocks: list[Rows]
+  jobs: set[str]
+  shard: Shard
 
 
 @functools.cache
-def _example() -> Any:
-  """The message `tf.Example`, whose map is written in the order given.
+def _example_message() -> Any:
+  """The protobuf message `tf.Example`, whose map keeps the order given.
 
-  In a pool of its own: TFDS, which takes long to import, has the same one.
+  In the original the features are a map, which every process would write in
+  an order of its own; a repeated entry has the same bytes on the wire. The pool
+  is this package's own, because TFDS, which takes long to import, registers
+  the same message.
   """
   from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+  field = descriptor_pb2.FieldDescriptorProto
   file = descriptor_pb2.FileDescriptorProto(name="block", package="p")
-  for message, *fields in (
-    ("BytesList", ("value", 1, 12, 3, None)),
-    ("Feature", ("bytes_list", 1, 11, 1, ".p.BytesList")),
-    ("Entry", ("key", 1, 9, 1, None), ("value", 2, 11, 1, ".p.Feature")),
-    ("Features", ("feature", 1, 11, 3, ".p.Entry")),
-    ("Example", ("features", 1, 11, 1, ".p.Features")),
-  ):
-    made = file.message_type.add(name=message)
-    for name, number, kind, label, of in fields:
-      made.field.add(
-        name=name, number=number, type=kind, label=label, type_name=of
-      )
+
+  def add_message(name: str) -> Any:
+    return file.message_type.add(name=name)
+
+  def add_bytes(message: Any, name: str, number: int, label: int) -> None:
+    message.field.add(
+      name=name, number=number, type=field.TYPE_BYTES, label=label
+    )
+
+  def add_submessage(
+    message: Any, name: str, number: int, label: int, type_name: str
+  ) -> None:
+    message.field.add(
+      name=name,
+      number=number,
+      type=field.TYPE_MESSAGE,
+      label=label,
+      type_name=type_name,
+    )
+
+  one = field.LABEL_OPTIONAL
+  many = field.LABEL_REPEATED
+  add_bytes(add_message("BytesList"), "value", 1, many)
+  feature = add_message("Feature")
+  add_submessage(feature, "bytes_list", 1, one, ".p.BytesList")
+  entry = add_message("Entry")
+  entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=one)
+  add_submessage(entry, "value", 2, one, ".p.Feature")
+  features = add_message("Features")
+  add_submessage(features, "feature", 1, many, ".p.Entry")
+  example = add_message("Example")
+  add_submessage(example, "features", 1, one, ".p.Features")
+
   pool = descriptor_pool.DescriptorPool()
   pool.Add(file)
-  found = pool.FindMessageTypeByName("p.Example")
-  return message_factory.GetMessageClass(found)
+  descriptor = pool.FindMessageTypeByName("p.Example")
+  return message_factory.GetMessageClass(descriptor)
 
 
 def encode_shard(rows: Rows, job: CacheJob, index: int) -> tuple[Shard, bytes]:
-  """What a shard of these rows is, and its bytes: the same in every process.
+  """Encodes a shard: the same bytes in every process.
 
-  One of no rows has a block, too: it says whose the shard is.
+  A shard of no rows has one block, too, which says whose job the shard is.
+
+  Args:
+    rows: checked columns of all its rows, at most `CacheInfo.shard_rows`.
+    job: the job that makes the shard.
+    index: its number.
+
+  Returns:
+    Its description and its bytes.
+
+  Raises:
+    RunError: the disk of the temporary folder is full or broken.
   """
-  starts = range(0, max(1, len(rows["label"])), BLOCK_ROWS)
-  names, digest = sorted([*job.info.columns(), JOB_COLUMN]), job.digest
-  with tempfile.TemporaryDirectory() as folder:  # ArrayRecord writes no memory
-    path, options = os.path.join(folder, "shard"), "group_size:1,uncompressed"
+  num_rows = len(rows["label"])
+  starts = range(0, max(1, num_rows), BLOCK_ROWS)
+  # ArrayRecord writes files only, not memory.
+  with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, "shard")
     with files.disk_errors(folder):
-      writer = array_record_module.ArrayRecordWriter(path, options)
-      for at in starts:
-        example = _example()()
-        for name in names:
-          data = bytes.fromhex(digest)
-          if name != JOB_COLUMN:
-            data = rows[name][at : at + BLOCK_ROWS].tobytes()
-          entry = example.features.feature.add(key=name)
-          entry.value.bytes_list.value.append(data)
-        writer.write(example.SerializeToString())
+      writer = array_record_module.ArrayRecordWriter(
+        path, "group_size:1,uncompressed"
+      )
+      for start in starts:
+        writer.write(_encode_block(rows, job, start))
       writer.close()
       data = pathlib.Path(path).read_bytes()
   shard = Shard(
     file=job.info.shard_name(index),
-    rows=len(rows["label"]),
+    rows=num_rows,
     blocks=len(starts),
     bytes=len(data),
     sha256=hashlib.sha256(data).hexdigest(),
@@ -107,11 +162,49 @@ def encode_shard(rows: Rows, job: CacheJob, index: int) -> tuple[Shard, bytes]:
   return shard, data
 
 
-def _records(path: str, size: int) -> Iterator[bytes]:
-  """ValueError: it is no ArrayRecord file, or one whose records are longer."""
+def _encode_block(rows: Rows, job: CacheJob, start: int) -> bytes:
+  """One record: the rows from `start` on, and the digest of their job."""
+  values = {JOB_COLUMN: bytes.fromhex(job.digest)}
+  for name in job.info.columns():
+    values[name] = rows[name][start : start + BLOCK_ROWS].tobytes()
+  example = _example_message()()
+  for name in sorted(values):
+    entry = example.features.feature.add(key=name)
+    entry.value.bytes_list.value.append(values[name])
+  return example.SerializeToString()
+
+
+def _decode_block(record: bytes, info: CacheInfo) -> tuple[Rows, str]:
+  """The columns of a record, and the digest of the job that made it.
+
+  ValueError: it is not a block of this cache; the message holds no data.
+  """
   try:
-    options = "max_parallelism:0"
-    reader = array_record_module.ArrayRecordReader(path, options)
+    example = _example_message().FromString(record)
+    values: dict[str, bytes] = {}
+    for entry in example.features.feature:
+      values[entry.key] = entry.value.bytes_list.value[0]
+    rows = {}
+    for name, column in info.columns().items():
+      flat = np.frombuffer(values[name], column.dtype)
+      rows[name] = flat.reshape(-1, *column.shape)
+    job = values[JOB_COLUMN].hex()
+  except Exception as e:
+    raise ValueError(f"not a block of rows ({type(e).__name__})") from None
+  lengths = {len(column) for column in rows.values()}
+  if len(lengths) > 1:
+    raise ValueError("its columns do not have the same number of rows")
+  return rows, job
+
+
+def _read_records(path: str, size: int) -> Iterator[bytes]:
+  """The records of a file of `size` bytes.
+
+  ValueError: it is not an ArrayRecord file, or its records are longer than the
+  file, as they can be in a compressed one.
+  """
+  try:
+    reader = array_record_module.ArrayRecordReader(path, "max_parallelism:0")
     for _ in range(reader.num_records()):
       record = reader.read()
       size -= len(record)
@@ -123,139 +216,197 @@ def _records(path: str, size: int) -> Iterator[bytes]:
     raise ValueError("it is no ArrayRecord file") from e
 
 
-def _decoded(record: bytes, info: CacheInfo) -> tuple[Rows, str]:
-  """The columns of a record, and the digest of the job that made it.
-
-  ValueError: it is no block of this cache; the message holds no data.
-  """
-  try:
-    example = _example().FromString(record)
-    values: dict[str, bytes] = {
-      entry.key: entry.value.bytes_list.value[0]
-      for entry in example.features.feature
-    }
-    rows = {
-      name: np.frombuffer(values[name], dtype).reshape(-1, *shape)
-      for name, (dtype, shape) in info.columns().items()
-    }
-    job = values[JOB_COLUMN].hex()
-  except Exception as e:
-    raise ValueError(f"not a block of rows ({type(e).__name__})") from None
-  if len({len(column) for column in rows.values()}) > 1:
-    raise ValueError("its columns do not have the same number of rows")
-  return rows, job
-
-
 def read_shard(
   store: storage.Store,
   name: str,
   info: CacheInfo,
-  known: Shard | None = None,
-) -> tuple[list[Rows], set[str], Shard]:
-  """The blocks of a shard, the digests of their jobs, and what it is.
+  expected: Shard | None = None,
+) -> StoredShard:
+  """Reads a shard, whoever wrote it.
 
-  FileNotFoundError: it is not there. InputError: it may not be read.
-  ValueError: its bytes are no shard, or not those that are `known`, which is
-  found before more than the bytes is in memory.
+  *Formal guarantee*: what is not the expected file is refused before more than
+  its bytes is in memory.
+
+  Args:
+    store: the directory of the cache.
+    name: the file in it.
+    info: the metadata that its columns must fit.
+    expected: the size and SHA-256 it must have, if they are known.
+
+  Returns:
+    Its blocks, its jobs and its description.
+
+  Raises:
+    FileNotFoundError: the file does not exist.
+    InputError: it may not be read.
+    ValueError: it is not a shard, or not the expected one.
   """
-  columns = info.columns().values()
-  row = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)
   with storage.local_copy(store, name) as (path, file):
-    most, size = min(info.shard_rows, info.source_num_examples), file.seek(0, 2)
-    if size > 2 * row * most + _MOST_BESIDES:
+    size = file.seek(0, os.SEEK_END)
+    if size > _max_shard_bytes(info):
       raise ValueError("it is larger than its rows")
-    if known is not None and size != known.bytes:
+    if expected is not None and size != expected.bytes:
       raise ValueError("its size is another")
     file.seek(0)
     sha256 = hashlib.sha256(file.read(size)).hexdigest()
-    if known is not None and sha256 != known.sha256:
+    if expected is not None and sha256 != expected.sha256:
       raise ValueError("its SHA-256 is another")
-    decoded = [_decoded(record, info) for record in _records(path, size)]
-  blocks, jobs = [rows for rows, _ in decoded], {job for _, job in decoded}
-  count = sum(len(rows["label"]) for rows in blocks)
+    blocks = []
+    jobs = set()
+    for record in _read_records(path, size):
+      rows, job = _decode_block(record, info)
+      blocks.append(rows)
+      jobs.add(job)
   shard = Shard(
-    file=name, rows=count, blocks=len(blocks), bytes=size, sha256=sha256
+    file=name,
+    rows=sum(len(rows["label"]) for rows in blocks),
+    blocks=len(blocks),
+    bytes=size,
+    sha256=sha256,
   )
-  return blocks, jobs, shard
+  return StoredShard(blocks, jobs, shard)
+
+
+def _max_shard_bytes(info: CacheInfo) -> int:
+  """Bytes that no shard of these columns exceeds."""
+  row_bytes = 0
+  for column in info.columns().values():
+    row_bytes += column.dtype.itemsize * math.prod(column.shape)
+  num_rows = min(info.shard_rows, info.source_num_examples)
+  return 2 * row_bytes * num_rows + _MAX_OVERHEAD_BYTES
 
 
 def put_shard(out: str, job: CacheJob, shard: Shard, data: bytes) -> Shard:
-  """Puts a shard, unless one is there; says what is there.
+  """Writes an encoded shard, unless its name is taken.
 
-  RunError: another job's shard is there, or a damaged one.
+  Args:
+    out: the directory of the cache.
+    job: the job that made the shard.
+    shard: its description.
+    data: its bytes.
+
+  Returns:
+    The description of what is there now. It may be the shard of another worker
+    of the same job, whose devices round otherwise.
+
+  Raises:
+    RunError: a shard of another job is there, or a damaged one.
   """
-  if storage.write_if_absent(storage.store_at(out), shard.file, data) == data:
+  stored = storage.write_if_absent(storage.store_at(out), shard.file, data)
+  if stored == data:
     return shard
-  # Of a worker whose devices round otherwise, say.
   return load_existing_shard(out, job, shard.file) or shard
 
 
 def load_existing_shard(out: str, job: CacheJob, name: str) -> Shard | None:
-  """What is there of a shard, or None; one request.
+  """Reads a shard of this job that may be there already; one request.
 
-  RunError: it is another job's, or damaged.
+  Args:
+    out: the directory of the cache.
+    job: the job that the shard must belong to.
+    name: the file name of the shard.
+
+  Returns:
+    Its description, or None if it does not exist.
+
+  Raises:
+    RunError: it belongs to another job, or is damaged.
   """
   store = storage.store_at(out)
   try:
-    _, jobs, shard = read_shard(store, name, job.info)
+    stored = read_shard(store, name, job.info)
   except FileNotFoundError:
     return None
   except ValueError as e:
-    said = f"damaged ({e})"
+    fault = f"is damaged ({e})"
   else:
-    if jobs == {job.digest}:
-      return shard
-    said = "of another job, which may still run"
+    if stored.jobs == {job.digest}:
+      return stored.shard
+    fault = "belongs to another job, which may still run"
   raise RunError(
-    f"{store.display_path(name)} is {said}; remove {store.display_path()},"
-    " or choose another"
-    " --out."
+    f"{store.display_path(name)} {fault}; remove {store.display_path()}, or"
+    " choose another --out."
   )
 
 
-def checked(rows: Rows, info: CacheInfo, place: str) -> Rows:
-  """All columns of rows, in the dtypes of the cache.
+def validate_and_cast_rows(rows: Rows, info: CacheInfo, place: str) -> Rows:
+  """Checks rows and casts them to the dtypes of the cache.
 
-  InputError: columns, shapes or dtypes that the cache does not take; an
-  embedding that is not finite in its precision; a label outside [0, K). Names
-  the example's id, never its label or embedding.
+  Args:
+    rows: all columns but `embedding_norm`, which is computed here.
+    info: the metadata that they must fit.
+    place: whose rows they are, for messages.
+
+  Returns:
+    All columns of the cache.
+
+  Raises:
+    InputError: columns, shapes or dtypes that the cache does not take, an
+      embedding that is not finite in the precision it is stored in, or a label
+      outside [0, K). The message names the example's id, never its label or
+      embedding.
   """
-  columns, embedding = info.columns(), rows["embedding"]
-  expected = sorted(columns.keys() - {"embedding_norm"})
-  if sorted(rows) != expected:
-    raise InputError(f"{place}: rows of {sorted(rows)}, not {expected}.")
-  for name in expected:
-    (dtype, shape), column = columns[name], rows[name]
-    fits = column.dtype.kind in "iu" and np.can_cast(column.dtype, np.int64)
-    if name == "embedding":
-      fits = column.dtype in _FLOATS
-    if column.shape != (len(embedding), *shape) or not (
-      fits or column.dtype == dtype
-    ):
-      raise InputError(
-        f"{place}: {name} is {column.dtype} {list(column.shape)}; the cache"
-        f" takes {dtype} {[len(embedding), *shape]}, or what it holds."
-      )
+  _check_columns(rows, info, place)
+  columns = info.columns()
   with np.errstate(over="ignore", invalid="ignore"):
-    stored = embedding.astype(columns["embedding"][0])
+    stored = rows["embedding"].astype(columns["embedding"].dtype)
     norm = stored_norm(stored)
-  k, label, dtype = info.num_classes, rows["label"], info.embedding_dtype
-  for good, why in (
-    ((label >= 0) & (label < k), f"a label outside [0, {k})"),
-    (np.isfinite(embedding).all(axis=1), "an embedding that is not finite"),
-    (
-      np.isfinite(stored).all(axis=1) & np.isfinite(norm),
-      f"an embedding that overflows {dtype}: scale it, or store float32",
-    ),
-  ):
-    if not good.all():
-      first = rows["example_id"][~good][0]
-      raise InputError(f"{place}: example_id {first} has {why}.")
+  _check_values(rows, stored, norm, info, place)
   complete = rows | {"embedding": stored, "embedding_norm": norm}
-  return {
-    name: complete[name].astype(dtype, copy=False)
-    for name, (dtype, _) in columns.items()
-  }
+  cast = {}
+  for name, column in columns.items():
+    cast[name] = complete[name].astype(column.dtype, copy=False)
+  return cast
+
+
+def _check_columns(rows: Rows, info: CacheInfo, place: str) -> None:
+  """Raises InputError unless names, shapes and dtypes fit the cache."""
+  columns = info.columns()
+  names = sorted(columns.keys() - {"embedding_norm"})
+  if sorted(rows) != names:
+    raise InputError(f"{place}: got columns {sorted(rows)}; expected {names}.")
+  num_rows = len(rows["embedding"])
+  for name in names:
+    column = columns[name]
+    shape = (num_rows, *column.shape)
+    values = rows[name]
+    if values.shape != shape or not _takes(column, name, values.dtype):
+      raise InputError(
+        f"{place}: {name} is {values.dtype} {list(values.shape)}; the cache"
+        f" takes {column.dtype} {list(shape)}, or what it holds."
+      )
+
+
+def _takes(column: Column, name: str, dtype: np.dtype) -> bool:
+  """Whether values of this dtype can become the column's."""
+  if dtype == column.dtype:
+    return True
+  if name == "embedding":
+    return dtype in _FLOATS
+  return dtype.kind in "iu" and np.can_cast(dtype, np.int64)
+
+
+def _check_values(
+  rows: Rows, stored: np.ndarray, norm: np.ndarray, info: CacheInfo, place: str
+) -> None:
+  """Raises InputError for the first row of values that a cache cannot hold."""
+  k = info.num_classes
+  label = rows["label"]
+  is_class = (label >= 0) & (label < k)
+  is_finite = np.isfinite(rows["embedding"]).all(axis=1)
+  fits = np.isfinite(stored).all(axis=1) & np.isfinite(norm)
+  overflow = (
+    f"an embedding that overflows {info.embedding_dtype}: scale it, or store"
+    " float32"
+  )
+  for is_good, fault in (
+    (is_class, f"a label outside [0, {k})"),
+    (is_finite, "an embedding that is not finite"),
+    (fits, overflow),
+  ):
+    if not is_good.all():
+      first = rows["example_id"][~is_good][0]
+      raise InputError(f"{place}: example_id {first} has {fault}.")
 
 
 def stored_norm(
@@ -267,11 +418,19 @@ def stored_norm(
   (over 2⁻¹²⁶, float32's least normal number). The sum halves the row again and
   again with elementwise additions, because the order in which numpy's own
   reductions add depends on the width of the CPU's vectors.
+
+  Args:
+    embedding: rows in the dtype that they are stored in.
+
+  Returns:
+    One norm per row.
   """
   total = np.square(embedding, dtype=np.float64)
-  while (width := total.shape[1]) > 1:
+  width = total.shape[1]
+  while width > 1:
     half = width // 2
     total[:, :half] += total[:, width - half :]
     total = total[:, : width - half]
+    width = total.shape[1]
   with np.errstate(over="ignore"):
     return np.sqrt(total[:, 0]).astype(np.float32)

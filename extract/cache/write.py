@@ -1,10 +1,19 @@
-"""Writing a feature cache: shards that are put once, the metadata last.
+"""Writing a feature cache: each shard once, the metadata last, no locks.
 
-A job begins by putting its name, `job.json`, into the directory; whoever
-comes with another is refused. Each shard is encoded whole, with the digest of
-the job in every record, and put under its final name by a step that can only
-create: whatever is there is read, and refused if it is another job's. The
-metadata makes the directory a cache. None of it needs a lock.
+The protocol between any number of launchers and workers of one directory:
+
+  1. `start_or_resume` writes `job.json`, which identifies the job. Whoever
+     comes with another job finds it there, and is refused.
+  2. Every shard is encoded whole, with the digest of the job in each record,
+     and put under its final name by a step that can only create. A worker that
+     finds a file there reads it, and refuses it if it belongs to another job:
+     a worker of an earlier job may wake up at any time, and what it leaves must
+     never be counted.
+  3. `finalize` checks that all shards are there, and writes `cache_info.json`,
+     which makes the directory a cache. Then the files of the job are removed.
+
+A kill between any two of these steps leaves a directory that the same command
+finishes, with the same bytes.
 """
 
 import contextlib
@@ -30,177 +39,309 @@ from oneshot_dp.extract.cache.keys import embedding_keys
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
-  checked,
   encode_shard,
   load_existing_shard,
   put_shard,
+  validate_and_cast_rows,
 )
 
 JOB_FILE = "job.json"
-"""Like all that no finished cache has, it starts with "job."."""
+"""Its name begins with "job.", as those of all files do that a finished cache
+does not have."""
+_SHOWN_DIFFERENCES = 3
+_SHOWN_CHARACTERS = 60
 
 
-def begin(out: str, job: CacheJob) -> bool:
-  """Makes `out` this job's, new or resumed; False: the cache is finished.
+def start_or_resume(out: str, job: CacheJob) -> bool:
+  """Makes a directory this job's, whether it is new or was begun before.
 
-  InputError: it is another job's, or holds anything else.
+  Args:
+    out: the directory of the cache.
+    job: the job that is to write it.
+
+  Returns:
+    Whether there is work to do; False if the cache is finished.
+
+  Raises:
+    InputError: the directory belongs to another job, or holds other files.
   """
-  store, info = storage.store_at(out), job.info
-  mine = info.public() | {"job": job.digest}
-  text = storage.read(store, JOB_FILE)  # first: it is dropped last
+  store = storage.store_at(out)
+  # `job.json` is read before `cache_info.json`, since `finalize` removes the
+  # one after it wrote the other: so at least one of both is seen.
+  begun = storage.read(store, JOB_FILE)
   finished = storage.read(store, INFO_FILE)
   if finished is not None:
-    there = CacheInfo.from_json(finished, store.display_path(INFO_FILE))
-    found: Any = there.public()
-    with contextlib.suppress(RunError):  # its first shard says of what listing
-      if found == info.public() and load_existing_shard(
-        out, job, info.shard_name(0)
-      ):
-        found["job"] = job.digest
-  else:
-    names = {} if text else storage.list_files(store)
-    if strays := [n for n in names if n[0] != "." and JOB_FILE not in names]:
+    _check_same_job(store, _identity_of_cache(out, job, finished), job)
+    _remove_job_files(store, storage.list_files(store))
+    return False
+  if begun is None:
+    _check_no_other_files(store)
+    begun = storage.write_if_absent(store, JOB_FILE, _encode_identity(job))
+  _check_same_job(store, _decode_identity(store, begun), job)
+  return True
+
+
+def _identity(job: CacheJob) -> dict[str, Any]:
+  """What tells a job from others: public metadata, and a digest of it all."""
+  return job.info.public() | {"job": job.digest}
+
+
+def _encode_identity(job: CacheJob) -> bytes:
+  return json.dumps(_identity(job), indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _decode_identity(store: storage.Store, data: bytes) -> dict[str, Any]:
+  try:
+    return dict(json.loads(data))
+  except (ValueError, TypeError) as e:
+    raise InputError(
+      f"{store.display_path(JOB_FILE)} is damaged: remove"
+      f" {store.display_path()}."
+    ) from e
+
+
+def _identity_of_cache(
+  out: str, job: CacheJob, metadata: bytes
+) -> dict[str, Any]:
+  """The identity of a finished cache, so far as it is that of `job`.
+
+  The metadata are public, so they hold no digest of the listing: the records
+  of the first shard do.
+  """
+  place = storage.store_at(out).display_path(INFO_FILE)
+  identity = CacheInfo.from_json(metadata, place).public()
+  if identity == job.info.public():
+    with contextlib.suppress(RunError):  # another listing's, or damaged
+      if load_existing_shard(out, job, job.info.shard_name(0)):
+        identity["job"] = job.digest
+  return identity
+
+
+def _check_no_other_files(store: storage.Store) -> None:
+  names = storage.list_files(store)
+  if JOB_FILE in names:  # another launcher has just begun
+    return
+  for name in names:
+    if not name.startswith("."):
       raise InputError(
-        f"{store.display_path()} holds other files, as"
-        f" {store.display_path(strays[0])}:"
-        " choose another --out, or empty it."
+        f"{store.display_path()} holds other files, such as"
+        f" {store.display_path(name)}: choose another --out, or empty it."
       )
-    data = json.dumps(mine, indent=1, sort_keys=True).encode() + b"\n"
-    text = text or storage.write_if_absent(store, JOB_FILE, data)
-    try:
-      found = dict(json.loads(text))
-    except (ValueError, TypeError) as e:
-      raise InputError(
-        f"{store.display_path(JOB_FILE)} is damaged: remove"
-        f" {store.display_path()}."
-      ) from e
-  if said := list(_differences(found, mine)):
-    said = said[:-1] or [
+
+
+def _check_same_job(
+  store: storage.Store, found: dict[str, Any], job: CacheJob
+) -> None:
+  """Raises InputError, with what differs, unless `found` is the job's."""
+  identity = _identity(job)
+  if found == identity:
+    return
+  # The digest is a function of all the rest, so it says nothing on its own,
+  # unless nothing but the listing, which it is a function of, too, differs.
+  differences = list(
+    _differences(
+      {name: value for name, value in found.items() if name != "job"},
+      job.info.public(),
+    )
+  )
+  if not differences:
+    differences = [
       "images of the source came, went or changed, or its shard is damaged"
     ]
-    raise InputError(
-      f"{store.display_path()} belongs to another job:"
-      f" {'; '.join(said[:3])}; choose"
-      " another --out, or remove it to start again."
-    )
-  if finished is not None:
-    _drop_job_files(store, storage.list_files(store))
-  return finished is None
+  raise InputError(
+    f"{store.display_path()} belongs to another job:"
+    f" {'; '.join(differences[:_SHOWN_DIFFERENCES])}; choose another --out, or"
+    " remove it to start again."
+  )
 
 
 def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
-  """What differs, `job`, which is a function of all of it, last."""
+  """Says what differs between two JSON values, field by field."""
   if isinstance(there, dict) and isinstance(now, dict):
-    for key in sorted(there.keys() | now.keys(), key=lambda k: (k == "job", k)):
+    for key in sorted(there.keys() | now.keys()):
       inner = f"{name}.{key}".lstrip(".")
       yield from _differences(there.get(key), now.get(key), inner)
   elif there != now:
-    shown = [json.dumps(value)[:60] for value in (there, now)]
-    yield f"{name} is {shown[0]} there and {shown[1]} now"
+    before = json.dumps(there)[:_SHOWN_CHARACTERS]
+    after = json.dumps(now)[:_SHOWN_CHARACTERS]
+    yield f"{name} is {before} there and {after} now"
 
 
-def _drop_job_files(store: storage.Store, names: Iterable[str]) -> None:
-  storage.remove(store, [n for n in names if n.startswith("job.")])
+def _remove_job_files(store: storage.Store, names: Iterable[str]) -> None:
+  storage.remove(store, [name for name in names if name.startswith("job.")])
 
 
-def finish(out: str, job: CacheJob, shards: Iterable[Shard]) -> FeatureCache:
-  """Makes the directory of all shards a cache, and drops the job's files.
+def finalize(out: str, job: CacheJob, shards: Iterable[Shard]) -> FeatureCache:
+  """Turns the directory of all shards into a cache, and removes job files.
 
-  InputError: no shard has a row. RunError: a shard is not there, or the
-  directory is another job's by now.
+  Args:
+    out: the directory.
+    job: the job that began in it.
+    shards: descriptions of all its shards, in any order.
+
+  Returns:
+    The finished cache.
+
+  Raises:
+    InputError: no shard has a row.
+    RunError: a shard does not exist, or the directory is another job's by now.
   """
-  store, found = storage.store_at(out), {shard.file: shard for shard in shards}
+  store = storage.store_at(out)
   files = storage.list_files(store)
-  sizes = {name: size for name, (size, _) in files.items()}
-  names = [job.info.shard_name(i) for i in range(job.info.num_shards)]
-  there = {n for n, shard in found.items() if sizes.get(n) == shard.bytes}
-  if missing := [name for name in names if name not in there]:
-    raise RunError(
-      f"{store.display_path()}: {len(missing)} of {len(names)} shards are"
-      " not there,"
-      f" as {missing[0]}; run the same command again."
-    )
-  info = dataclasses.replace(job.info, shards=tuple(found[n] for n in names))
+  info = dataclasses.replace(
+    job.info, shards=_all_shards(store, job.info, shards, files)
+  )
   if not any(shard.rows for shard in info.shards):
     raise InputError(f"{store.display_path()}: every example was skipped.")
-  begun = storage.read(store, JOB_FILE)
-  is_ours = begun is not None and json.loads(begun).get("job") == job.digest
-  # Or the same job has just been finished, by another launch of it.
-  if not is_ours and storage.read(store, INFO_FILE) != info.to_json():
-    raise RunError(f"{store.display_path()} was taken over by another job.")
-  for name, data in (tfds_files(info) | {INFO_FILE: info.to_json()}).items():
+  _check_still_ours(store, job, info)
+  # The metadata of the cache come last: they make it one.
+  for name, data in {**tfds_files(info), INFO_FILE: info.to_json()}.items():
     if storage.write_if_absent(store, name, data) != data:
       raise RunError(
-        f"{store.display_path(name)} is of another job; remove it."
+        f"{store.display_path(name)} belongs to another job; remove it."
       )
-  _drop_job_files(store, files)
+  _remove_job_files(store, files)
   return open_cache(out)
+
+
+def _all_shards(
+  store: storage.Store,
+  info: CacheInfo,
+  shards: Iterable[Shard],
+  files: dict[str, tuple[int, str]],
+) -> tuple[Shard, ...]:
+  """The shards in order; RunError: one of them is not in the directory."""
+  described = {shard.file: shard for shard in shards}
+  ordered = []
+  missing = []
+  for index in range(info.num_shards):
+    name = info.shard_name(index)
+    shard = described.get(name)
+    size, _ = files.get(name, (None, ""))
+    if shard is None or size != shard.bytes:
+      missing.append(name)
+    else:
+      ordered.append(shard)
+  if missing:
+    raise RunError(
+      f"{store.display_path()}: {len(missing)} of {info.num_shards} shards do"
+      f" not exist, such as {missing[0]}; run the same command again."
+    )
+  return tuple(ordered)
+
+
+def _check_still_ours(
+  store: storage.Store, job: CacheJob, info: CacheInfo
+) -> None:
+  """RunError: somebody emptied the directory and began another job in it."""
+  begun = storage.read(store, JOB_FILE)
+  if begun is not None and json.loads(begun).get("job") == job.digest:
+    return
+  # Another launcher of this very job may have just finished it.
+  if storage.read(store, INFO_FILE) != info.to_json():
+    raise RunError(f"{store.display_path()} was taken over by another job.")
 
 
 def write_cache(
   out: str | os.PathLike, info: CacheInfo, blocks: Iterable[Rows]
 ) -> FeatureCache:
-  """Writes rows that come in blocks of any size; in memory is one shard.
+  """Writes embeddings that exist already, in blocks of any size, as a cache.
 
-  Their keys are made here, of the embeddings. The directory of a call that
-  failed is left as it was. InputError: rows that a cache cannot hold, or an
-  `out` that holds anything else. RunError: a full or broken disk.
+  One shard is in memory at a time. The keys of the rows are computed here, from
+  the embeddings. A call that failed leaves the directory as it was.
 
   Args:
-    out: a path or a URL that is not there yet, or of a killed call; a finished
-      cache of these rows is given back.
-    info: what the rows are; `source_num_examples` is how many.
-    blocks: in order; embedding and label, `unit_id` if `info` says so, and
-      `example_id` unless it is their position.
+    out: a path or a URL that does not exist yet, or where a killed call was;
+      a finished cache of the same rows is given back.
+    info: the metadata; `source_num_examples` is the number of rows.
+    blocks: in order, columns embedding and label, `unit_id` if `info` has a
+      unit, and `example_id` unless it is the position.
+
+  Returns:
+    The finished cache.
+
+  Raises:
+    InputError: rows that a cache cannot hold, or an `out` that holds anything
+      else.
+    RunError: a full or broken disk.
   """
-  out, info = os.fspath(out), dataclasses.replace(info, keys="embedding")
-  job, store = CacheJob(info=info, more="import"), storage.store_at(out)
-  before, shards = storage.list_files(store), []
-  begin(out, job)
+  directory = os.fspath(out)
+  info = dataclasses.replace(info, keys="embedding")
+  job = CacheJob(info=info, extra_identity="import")
+  store = storage.store_at(directory)
+  names_before = set(storage.list_files(store))
+  shards = []
+  start_or_resume(directory, job)
   try:
-    for rows in _cut(blocks, info, store.display_path()):
-      made, data = encode_shard(rows, job, len(shards))
-      if put_shard(out, job, made, data) != made:
+    for rows in _cut_into_shards(blocks, info, store.display_path()):
+      shard, data = encode_shard(rows, job, len(shards))
+      if put_shard(directory, job, shard, data) != shard:
         raise InputError(
           f"{store.display_path()} holds other rows than these: choose another"
           " directory, or remove it."
         )
-      shards.append(made)
-    return finish(out, job, shards)
+      shards.append(shard)
+    return finalize(directory, job, shards)
   except BaseException:
+    # Whatever cannot be undone, the error that led here is what to report.
     with contextlib.suppress(Exception):
-      there = storage.list_files(store)
-      if INFO_FILE not in there:  # else it is another call's cache
-        own = {shard.file for shard in shards} - before.keys()
-        if not any(".array_record-" in n for n in there.keys() - own):
-          own |= {JOB_FILE} - before.keys()
-        storage.remove(store, own & there.keys())
-      if store.remote is None:
-        os.rmdir(store.place)
+      written = {shard.file for shard in shards} - names_before
+      _undo(store, written, names_before)
     raise
 
 
-def _cut(blocks: Iterable[Rows], info: CacheInfo, place: str) -> Iterator[Rows]:
-  """Checked rows, as many at a time as a shard has."""
-  rows, taken, size = {}, 0, info.shard_rows
+def _undo(
+  store: storage.Store, written: set[str], names_before: set[str]
+) -> None:
+  """Removes what a failed import wrote, but nothing that is another's."""
+  names_now = set(storage.list_files(store))
+  if INFO_FILE not in names_now:  # else it is another call's finished cache
+    own = set(written)
+    others = [n for n in names_now - own if ".array_record-" in n]
+    if not others and JOB_FILE not in names_before:
+      own.add(JOB_FILE)
+    storage.remove(store, own & names_now)
+  if store.remote is None:
+    os.rmdir(store.place)  # fails where something is left
+
+
+def _cut_into_shards(
+  blocks: Iterable[Rows], info: CacheInfo, place: str
+) -> Iterator[Rows]:
+  """Checks rows, and yields as many at a time as a shard has."""
+  waiting: Rows = {}
+  num_rows = 0
   for block in blocks:
-    if "image_key" in block:
-      raise InputError(f"{place}: image_key is made of the embeddings.")
-    ids = np.arange(taken, taken + len(block["label"]))
-    taken += len(ids)
-    with np.errstate(over="ignore", invalid="ignore"):
-      stored = block["embedding"].astype(DTYPES[info.embedding_dtype])
-    more = {"image_key": embedding_keys(stored)}
-    more = checked({"example_id": ids} | block | more, info, place)
-    for name, column in more.items():
-      rows[name] = np.concatenate([rows.get(name, column[:0]), column])
-    while len(rows["label"]) >= size:
-      yield {name: column[:size] for name, column in rows.items()}
-      rows = {name: column[size:] for name, column in rows.items()}
-  if rows and len(rows["label"]):
-    yield rows
-  if taken != info.source_num_examples:
+    rows = _complete_block(block, num_rows, info, place)
+    num_rows += len(rows["label"])
+    waiting = _concatenate(waiting, rows)
+    while len(waiting["label"]) >= info.shard_rows:
+      yield {name: a[: info.shard_rows] for name, a in waiting.items()}
+      waiting = {name: a[info.shard_rows :] for name, a in waiting.items()}
+  if waiting and len(waiting["label"]):
+    yield waiting
+  if num_rows != info.source_num_examples:
     raise InputError(
-      f"{place}: {taken} rows came, and source_num_examples is"
+      f"{place}: {num_rows} rows came, and source_num_examples is"
       f" {info.source_num_examples}."
     )
+
+
+def _complete_block(
+  block: Rows, start: int, info: CacheInfo, place: str
+) -> Rows:
+  """All columns of a block whose first row is number `start` of all."""
+  if "image_key" in block:
+    raise InputError(f"{place}: image_key is made of the embeddings.")
+  positions = np.arange(start, start + len(block["label"]))
+  with np.errstate(over="ignore", invalid="ignore"):
+    stored = block["embedding"].astype(DTYPES[info.embedding_dtype])
+  rows = {"example_id": positions} | block
+  rows["image_key"] = embedding_keys(stored)
+  return validate_and_cast_rows(rows, info, place)
+
+
+def _concatenate(first: Rows, second: Rows) -> Rows:
+  if not first:
+    return second
+  return {name: np.concatenate([first[name], second[name]]) for name in second}

@@ -1,10 +1,11 @@
 """The extraction job: every shard of a cache, in a loop here or on Beam.
 
-    extract_shard(job, i)  for every i
-    finish                 once all are there
+    start_or_resume           the directory is this job's
+    extract_shard(job, i)     for every i, here or on workers
+    finalize                  once all are there
 
 Shards meet in the output directory, which every worker must see under the same
-name. A shard that is there is kept: a job that was stopped goes on when it is
+name. A shard that exists is kept: so a job that was stopped resumes when it is
 run again, workers may try a shard twice, and two jobs at once share the work.
 """
 
@@ -13,7 +14,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -21,26 +22,31 @@ from oneshot_dp.configs.errors import BrokenImageError, InputError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.backbones.backbone import Backbone
-from oneshot_dp.extract.cache.format import CacheInfo
+from oneshot_dp.extract.cache.format import CacheInfo, Shard
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.shard_file import CacheJob
-from oneshot_dp.extract.cache.write import begin, finish
+from oneshot_dp.extract.cache.write import finalize, start_or_resume
 from oneshot_dp.extract.images import DecodeError, decode_image
 from oneshot_dp.extract.job.shard import (
-  HOW_MENDED,
+  BROKEN_IMAGE_ADVICE,
   VIEW_MIN_AREA,
   Job,
-  computed_by,
-  embedder_of,
+  compute_environment,
   extract_shard,
+  load_embedder,
 )
 from oneshot_dp.extract.sources.open_source import open_source, serialize_source
 from oneshot_dp.extract.sources.source import Source
 from oneshot_dp.extract.threads import prefetch_map
 
-_LOOKED_AT = 100_000
-"""Images that are looked at for other broken ones: minutes, not days."""
-_NAMED = 10
+if TYPE_CHECKING:
+  from apache_beam.options.pipeline_options import PipelineOptions
+
+_MAX_SCANNED = 100_000
+"""Images in which other broken ones are looked for: minutes, not days."""
+_SHOWN_BROKEN = 10
+_SHOWN_CLASSES = 8
+_SCAN_AHEAD = 64
 _LOG_SECONDS = 30
 
 
@@ -49,64 +55,106 @@ def run_extraction(
 ) -> FeatureCache:
   """Embeds every example of a split, once, into a feature cache.
 
-  Formal guarantees: the cache has one row for each example of the split, less
-  those that were skipped, or there is no cache. The same job gives the same
-  bytes on machines that are alike, on any runner, however often it was killed
-  and started again.
+  *Formal guarantees*: the cache has one row for each example of the split,
+  less those that were skipped, or there is no cache. The same job gives the
+  same bytes on machines that are alike, on any runner, however often it was
+  killed and started again.
 
-  `out`, the cache, may be of an earlier try, which is resumed; `beam_flags` are
-  Beam's own, `--runner` among them, and none is a loop here. InputError: the
-  request, the source, the weights or an image is at fault, or `out` holds
-  something else. RunError: a worker, the runner or a disk failed.
-  KeyboardInterrupt: Ctrl-C; says what is kept, and what may still run.
+  Args:
+    config: what to extract.
+    out: the directory of the cache; of an earlier try of the same job, which
+      is then resumed, or new.
+    beam_flags: Beam's own flags, `--runner` among them; without any, the
+      shards are made one after the other in this process.
+
+  Returns:
+    The finished cache.
+
+  Raises:
+    InputError: the request, the source, the weights or an image is at fault,
+      or `out` holds something else.
+    RunError: a worker, the runner or a disk failed.
+    KeyboardInterrupt: Ctrl-C; says what is kept, and what may still run.
   """
-  options = None
-  if beam_flags:  # Beam takes a second or two to import.
-    from oneshot_dp.extract.job.on_beam import pipeline_options
-
-    options = pipeline_options(beam_flags)
+  options = _beam_options(beam_flags)
   source = open_source(config.source)
-  if not len(source):
-    raise InputError(f"{source.name}, split {source.split}: no images.")
-  home = source.root and storage.store_at(source.root).place
-  if home and storage.store_at(out).place.startswith(f"{home}/"):
-    raise InputError(f"--out {out} is among the images: name another place.")
-  names = source.class_names
-  few = ", ".join(names[:8]) + ", …" * (len(names) > 8)
-  print(f"{source.name}: {len(names)} classes ({few})", file=sys.stderr)
-  embedder = embedder_of(config)
-  info = info_of(config, source, embedder.backbone)
+  _check_source(source, out)
+  print(_describe_source(source), file=sys.stderr)
+  embedder = load_embedder(config)
+  info = cache_info(config, source, embedder.backbone)
   listing = serialize_source(source)
-  cache = CacheJob(info=info, more=hashlib.sha256(listing).hexdigest())
-  if not begin(out, cache):
+  identity = hashlib.sha256(listing).hexdigest()
+  cache_job = CacheJob(info=info, extra_identity=identity)
+  if not start_or_resume(out, cache_job):
     return open_cache(out)
-  job = Job(out, config, cache, source, embedder)
+  job = Job(out, config, cache_job, source, embedder)
   try:
-    with progress_bar(info.split, info.source_num_examples) as bar:
-      if options:
-        from oneshot_dp.extract.job.on_beam import run_on_beam
-
-        shards = run_on_beam(job, listing, options, bar)
-      else:
-        shards = []
-        for index in range(info.num_shards):
-          shards.append(extract_shard(job, index))
-          bar.update(len(info.shard_range(index)))
-    return finish(out, cache, shards)
+    shards = _make_shards(job, listing, options)
+    return finalize(out, cache_job, shards)
   except BrokenImageError as error:
     raise _all_broken(source) or error from None
   except KeyboardInterrupt as stop:
     raise KeyboardInterrupt(
       f"{str(stop) or 'interrupted'}; shards that are finished are kept, and"
-      " the same command goes on"
+      " the same command resumes"
     ) from stop
 
 
-def info_of(
+def _beam_options(flags: Sequence[str]) -> "PipelineOptions | None":
+  if not flags:
+    return None
+  # Beam takes a second or two to import.
+  from oneshot_dp.extract.job.on_beam import pipeline_options
+
+  return pipeline_options(flags)
+
+
+def _check_source(source: Source, out: str) -> None:
+  """Raises InputError if there is no image, or if `out` lies among them."""
+  if not len(source):
+    raise InputError(f"{source.name}, split {source.split}: no images.")
+  if not source.root:
+    return
+  images = storage.store_at(source.root).place
+  if images and storage.store_at(out).place.startswith(f"{images}/"):
+    raise InputError(f"--out {out} is among the images: name another place.")
+
+
+def _describe_source(source: Source) -> str:
+  names = ", ".join(source.class_names[:_SHOWN_CLASSES])
+  if len(source.class_names) > _SHOWN_CLASSES:
+    names += ", …"
+  return f"{source.name}: {len(source.class_names)} classes ({names})"
+
+
+def _make_shards(
+  job: Job, listing: bytes, options: "PipelineOptions | None"
+) -> list[Shard]:
+  """Makes all shards, in this process or on Beam, and shows how far it is."""
+  info = job.cache.info
+  with progress_bar(info.split, info.source_num_examples) as bar:
+    if options is not None:
+      from oneshot_dp.extract.job.on_beam import run_on_beam
+
+      return run_on_beam(job, listing, options, bar)
+    shards = []
+    for index in range(info.num_shards):
+      shards.append(extract_shard(job, index))
+      bar.update(len(info.shard_range(index)))
+    return shards
+
+
+def cache_info(
   config: ExtractConfig, source: Source, backbone: Backbone
 ) -> CacheInfo:
-  """What the cache of a job will be; public."""
-  views = {"count": config.views, "kind": "inception crop and flip"}
+  """The metadata of the cache that a job will make; public."""
+  views = None
+  if config.views:
+    views = {
+      "count": config.views,
+      "kind": "inception crop and flip",
+      "min_area": VIEW_MIN_AREA,
+    }
   counted = config.source.num_classes is not None
   return CacheInfo(
     dataset=source.name,
@@ -116,30 +164,40 @@ def info_of(
     class_names=tuple(source.class_names),
     num_classes_source="flag" if counted else "class_names",
     backbone=backbone.identity,
-    computed_by=computed_by(backbone, config),
-    views=views | {"min_area": VIEW_MIN_AREA} if config.views else None,
+    computed_by=compute_environment(backbone, config),
+    views=views,
     embedding_dtype=config.embedding_dtype,
     shard_rows=config.shard_rows,
     unit=source.unit,
   )
 
 
-def progress_bar(what: str, total: int) -> tqdm:
-  """Rate and time left of so many images; `update(count)` moves it.
+def progress_bar(caption: str, total: int) -> tqdm:
+  """A bar with the rate and the time left; in a log, a line now and then.
 
-  In a log it is a line now and then.
+  Args:
+    caption: what is under way.
+    total: how many images there are.
+
+  Returns:
+    A bar that `update(count)` moves.
   """
-  bar: Any = {"total": total, "desc": what, "unit": "image", "smoothing": 0.1}
-  if not sys.stderr.isatty():
-    line = "{desc}: {percentage:.0f} %, {rate_fmt}, {remaining} left\n"
-    bar |= {"bar_format": line, "mininterval": _LOG_SECONDS}
-  return tqdm(**bar)
+  if sys.stderr.isatty():
+    return tqdm(total=total, desc=caption, unit="image", smoothing=0.1)
+  return tqdm(
+    total=total,
+    desc=caption,
+    unit="image",
+    smoothing=0.1,
+    bar_format="{desc}: {percentage:.0f} %, {rate_fmt}, {remaining} left\n",
+    mininterval=_LOG_SECONDS,
+  )
 
 
 def _all_broken(source: Source) -> BrokenImageError | None:
-  """An error that names them, where several are broken."""
+  """An error that names all broken images, if there are several."""
 
-  def look(index: int) -> str | None:
+  def broken_path(index: int) -> str | None:
     example = source[index]
     try:
       decode_image(example.image)
@@ -147,18 +205,25 @@ def _all_broken(source: Source) -> BrokenImageError | None:
       return source.display_path(index)
     return None
 
-  indices, broken = range(len(source))[:_LOOKED_AT], []
+  indices = range(len(source))[:_MAX_SCANNED]
+  broken = []
   with (
-    contextlib.suppress(KeyboardInterrupt),  # then those that were found
+    # Ctrl-C ends the search: then what was found so far is named.
+    contextlib.suppress(KeyboardInterrupt),
     progress_bar("look for other broken images", len(indices)) as bar,
   ):
-    for where in prefetch_map(look, indices, 64, os.cpu_count() or 1):
-      broken += [where] if where else []
+    for path in prefetch_map(
+      broken_path, indices, _SCAN_AHEAD, os.cpu_count() or 1
+    ):
+      if path is not None:
+        broken.append(path)
       bar.update()
   if len(broken) < 2:
     return None
-  more = f" and {len(broken) - _NAMED} more" * (len(broken) > _NAMED)
+  names = ", ".join(broken[:_SHOWN_BROKEN])
+  if len(broken) > _SHOWN_BROKEN:
+    names += f" and {len(broken) - _SHOWN_BROKEN} more"
   return BrokenImageError(
-    f"{len(broken):,} of {len(indices):,} images cannot be decoded:"
-    f" {', '.join(broken[:_NAMED])}{more}; {HOW_MENDED}"
+    f"{len(broken):,} of {len(indices):,} images cannot be decoded: {names};"
+    f" {BROKEN_IMAGE_ADVICE}"
   )

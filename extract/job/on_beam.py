@@ -1,10 +1,10 @@
 """The job on Beam: a graph of shard numbers, run to its end or stopped.
 
-    Create(shards) → Reshuffle → extract_shard → what they are, in a file
+    Create(shards) → Reshuffle → extract_shard → their descriptions, in a file
 
-No image or row passes between workers. A job is stopped by a file that they
-look for: then the engine comes to the end of the graph by itself, and says so,
-whatever its own cancelling is worth and if its job server is lost.
+No image or row passes between workers. The graph runs on a thread of its own;
+the main thread watches it, shows how far it is, and takes Ctrl-C. A job is
+stopped by a file that its workers look for (see worker.py).
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from apache_beam.options.pipeline_options import (
   PortableOptions,
   StandardOptions,
 )
+from tqdm import tqdm
 
 from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
 from oneshot_dp.extract import storage
@@ -31,21 +32,37 @@ from oneshot_dp.extract.job import worker
 from oneshot_dp.extract.job.shard import Job
 
 LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
-"""The one that runs in this process, or on this machine."""
-DRAIN_SECONDS, CANCEL_SECONDS = 30, 20
+"""The runner that works in this process, or in others of this machine."""
+DRAIN_SECONDS = 30
+"""How long the engine gets to come to the end after the stop file."""
+CANCEL_SECONDS = 20
+"""How long the engine's own cancelling gets after that."""
 _POLL_SECONDS = 1.0
-_OURS = {e.__name__: e for e in (BrokenImageError, InputError, RunError)}
-_EXIT = re.compile(r"Worker subprocess exited with return code (-?\d+)")
-_BY_CTRL_C = ("-2", "130")
-_AGAIN = "run the same command again (finished shards are kept)"
+_WORKER_EXIT = re.compile(r"Worker subprocess exited with return code (-?\d+)")
+_CTRL_C_STATUSES = ("-2", "130")
+_OUR_ERRORS = {
+  "BrokenImageError": BrokenImageError,
+  "InputError": InputError,
+  "RunError": RunError,
+}
+_RUN_AGAIN = "run the same command again (finished shards are kept)"
+_MAX_REASON_CHARACTERS = 300
 
 
 def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
-  """Beam's options.
+  """Parses Beam's flags.
 
-  InputError: flags that Beam here does not know, or values it does not take.
+  Args:
+    flags: words of the command line that `extract` itself does not know.
+
+  Returns:
+    Beam's options, with a runner that needs no download.
+
+  Raises:
+    InputError: flags that Beam here does not know, or values it does not take.
   """
-  options, complaint = PipelineOptions(list(flags)), io.StringIO()
+  options = PipelineOptions(list(flags))
+  complaint = io.StringIO()
   try:
     with contextlib.redirect_stderr(complaint):
       known = options.get_all_options()
@@ -56,50 +73,71 @@ def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
   standard = options.view_as(StandardOptions)
   if standard.runner in (None, "DirectRunner"):
     # Only a cluster's runner may know flags that Beam itself does not.
-    if unknown := sorted(given.keys() - known.keys()):
+    unknown = sorted(given.keys() - known.keys())
+    if unknown:
       raise InputError(
         f"--{unknown[0]} is neither a flag of this command nor a Beam option."
       )
-    # The in-process half of Beam's DirectRunner, which would first try to
-    # download another runner, Prism, from the internet.
+    # Beam's DirectRunner would first try to download another runner, Prism,
+    # from the internet; this is the in-process half of it.
     standard.runner = LOCAL_RUNNER
   return options
 
 
 def run_on_beam(
-  job: Job, listing: bytes, options: PipelineOptions, bar: Any
+  job: Job, listing: bytes, options: PipelineOptions, bar: tqdm
 ) -> list[Shard]:
-  """Makes all shards on Beam, and says what they are; `bar` shows how far.
+  """Makes all shards on Beam.
 
-  InputError, RunError: a worker raised it, or the runner failed, hangs or is
-  lost. KeyboardInterrupt: Ctrl-C; says what may still run.
+  Args:
+    job: the job.
+    listing: its serialized source, for workers.
+    options: Beam's options.
+    bar: moved as shards appear.
+
+  Returns:
+    Descriptions of all shards.
+
+  Raises:
+    InputError: a worker raised it, or the options do not fit each other.
+    RunError: a worker raised it, or the runner failed, hangs or is lost.
+    KeyboardInterrupt: Ctrl-C; says what may still run.
   """
   run = worker.launch(job, listing)
-  running = _Running(job, run, options)
+  graph = _Graph(job, run, options)
   try:
-    with _quiet(options):
-      _wait(job, running, bar)
-    if running.error is not None:
-      raise _as_our_error(running.error) from running.error
+    with _no_worker_tracebacks(options):
+      _wait(job, graph, bar)
+    if graph.error is not None:
+      raise _as_our_error(graph.error) from graph.error
   except BaseException as error:
-    said = _stopped(job.out, run, running)
-    if said and isinstance(error, KeyboardInterrupt | RunError):
-      raise type(error)(f"{error or 'interrupted'}; {said}") from error
+    warning = _stop(job.out, run, graph)
+    if warning and isinstance(error, KeyboardInterrupt | RunError):
+      raise type(error)(f"{error or 'interrupted'}; {warning}") from error
     raise
-  return worker.described(job.out, run)
+  return worker.read_descriptions(job.out, run)
 
 
-class _Running(threading.Thread):
-  """The graph, on a thread of its own, so that Ctrl-C finds the main one."""
+class _Graph(threading.Thread):
+  """The running graph, on its own thread, so that Ctrl-C finds the main one.
+
+  Attributes:
+    description: how the engine's operator finds the job.
+    finished: set when the graph has ended; `Thread.join` would not do, as
+      Ctrl-C during it makes Python 3.12 and older take the thread for ended.
+    result: Beam's handle, once the job was submitted.
+    error: what ended it, if it failed.
+  """
 
   def __init__(self, job: Job, run: str, options: PipelineOptions):
     super().__init__(name="beam", daemon=True)
-    named = options.view_as(GoogleCloudOptions)
-    named.job_name = named.job_name or f"oneshot-dp-{run}"
-    endpoint = options.view_as(PortableOptions).job_endpoint
-    on = endpoint or options.view_as(StandardOptions).runner
-    self.where = f"as {named.job_name} on the engine behind {on}"
-    # Ctrl-C during Thread.join makes Python 3.12 and older take it for ended.
+    cloud = options.view_as(GoogleCloudOptions)
+    if not cloud.job_name:
+      cloud.job_name = f"oneshot-dp-{run}"
+    engine = options.view_as(PortableOptions).job_endpoint
+    if not engine:
+      engine = options.view_as(StandardOptions).runner
+    self.description = f"as {cloud.job_name} on the engine behind {engine}"
     self.finished = threading.Event()
     self.result: Any = None
     self.error: BaseException | None = None
@@ -108,9 +146,10 @@ class _Running(threading.Thread):
     # An unknown runner, or one that misses its options or its packages.
     except (ValueError, ImportError) as e:
       raise InputError(f"Beam: {e}") from e
+    numbers = range(job.cache.info.num_shards)
     _ = (
       self._pipeline
-      | beam.Create(range(job.cache.info.num_shards), reshuffle=False)
+      | beam.Create(numbers, reshuffle=False)
       | beam.Reshuffle()
       | beam.FlatMap(worker.extract, job.out, run)
       | beam.GroupByKey()
@@ -122,93 +161,117 @@ class _Running(threading.Thread):
       self.result = self._pipeline.run()
       state = self.result.wait_until_finish()
       if state not in (None, "DONE"):
-        raise RunError(f"the Beam job ended as {state}: {_AGAIN}.")
+        raise RunError(f"the Beam job ended as {state}: {_RUN_AGAIN}.")
     except BaseException as e:
       self.error = e
     self.finished.set()
 
-  def ended(self) -> bool:
+  def has_ended(self) -> bool:
     """Whether the engine said so; a lost job server says nothing."""
-    lost = type(self.error).__module__.startswith("grpc")
-    return self.finished.is_set() and not lost
+    is_lost = type(self.error).__module__.startswith("grpc")
+    return self.finished.is_set() and not is_lost
 
 
-def _wait(job: Job, running: _Running, bar: Any) -> None:
-  """Until the graph has ended; notices what a runner does not."""
-  lost: list[str] = []
-  hook, stall = threading.excepthook, job.config.stall_seconds
-  store, rows = storage.store_at(job.out), job.cache.info.shard_rows
+class _LostWorkers:
+  """Notices worker processes that end, which Beam's local runner does not.
 
-  def thread_ended(ended: threading.ExceptHookArgs) -> None:
-    # Beam's worker processes are started by a thread each, which ends with an
-    # error when the process does, and Beam goes on waiting for it for ever.
-    if exit_ := _EXIT.search(str(ended.exc_value)):
-      lost.extend({exit_[1]}.difference(_BY_CTRL_C))
-    else:
-      hook(ended)
+  It starts each by a thread that ends with an error when the process does, and
+  goes on waiting for the process for ever. So this hook sees the error.
+  """
 
-  threading.excepthook = thread_ended
-  since = time.monotonic()
-  try:
-    running.start()
-    while not running.finished.wait(_POLL_SECONDS):
+  def __init__(self):
+    self.statuses: list[str] = []
+    self._hook = threading.excepthook
+
+  def __enter__(self) -> "_LostWorkers":
+    threading.excepthook = self._thread_ended
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    threading.excepthook = self._hook
+
+  def _thread_ended(self, ended: threading.ExceptHookArgs) -> None:
+    worker_exit = _WORKER_EXIT.search(str(ended.exc_value))
+    if worker_exit is None:
+      self._hook(ended)
+    elif worker_exit[1] not in _CTRL_C_STATUSES:
+      self.statuses.append(worker_exit[1])
+
+
+def _wait(job: Job, graph: _Graph, bar: tqdm) -> None:
+  """Runs the graph to its end; RunError: what a runner does not notice."""
+  stall_seconds = job.config.stall_seconds
+  last_progress = time.monotonic()
+  with _LostWorkers() as lost:
+    graph.start()
+    while not graph.finished.wait(_POLL_SECONDS):
       # A store that does not answer now may do so the next time.
       with contextlib.suppress(InputError, RunError):
-        shards = sum(".array_record-" in n for n in storage.list_files(store))
-        if (seen := min(shards * rows, bar.total)) > bar.n:
-          bar.update(seen - bar.n)
-          since = time.monotonic()
-      if lost:
+        if _update(bar, job):
+          last_progress = time.monotonic()
+      if lost.statuses:
         raise RunError(
-          f"a worker process ended with status {lost[0]} (killed, or out of"
-          f" memory?): {_AGAIN}."
+          f"a worker process ended with status {lost.statuses[0]} (killed, or"
+          f" out of memory?): {_RUN_AGAIN}."
         )
-      if time.monotonic() - since > stall:
+      if time.monotonic() - last_progress > stall_seconds:
         raise RunError(
-          f"the runner has finished nothing for {stall} s: see its logs, then"
-          f" {_AGAIN}, with a larger --stall-seconds if it was only slow"
+          f"no shard finished in {stall_seconds} s: see the runner's logs, then"
+          f" {_RUN_AGAIN}, with a larger --stall-seconds if it was only slow"
         )
-  finally:
-    threading.excepthook = hook
 
 
-def _stopped(out: str, run: str, running: _Running) -> str:
-  """Stops what still runs; returns what may, and how it is stopped."""
-  if running.ended():
+def _update(bar: tqdm, job: Job) -> bool:
+  """Moves the bar to the shards that exist; whether there are new ones."""
+  names = storage.list_files(storage.store_at(job.out))
+  num_shards = sum(".array_record-" in name for name in names)
+  num_images = min(num_shards * job.cache.info.shard_rows, bar.total)
+  if num_images <= bar.n:
+    return False
+  bar.update(num_images - bar.n)
+  return True
+
+
+def _stop(out: str, run: str, graph: _Graph) -> str:
+  """Stops what still runs; returns what may, and how it can be stopped."""
+  if graph.has_ended():
     return ""
   with contextlib.suppress(Exception):
     worker.put(out, f"stop.{run}", b"stop")
-  running.finished.wait(DRAIN_SECONDS)
-  if running.ended():
+  graph.finished.wait(DRAIN_SECONDS)
+  if graph.has_ended():
     return ""
-  told = threading.Event()
+  cancelled = threading.Event()
 
   def cancel() -> None:
     with contextlib.suppress(Exception):
-      running.result.cancel()
-      if running.result.wait_until_finish() in ("CANCELLED", "DONE"):
-        told.set()
+      graph.result.cancel()
+      if graph.result.wait_until_finish() in ("CANCELLED", "DONE"):
+        cancelled.set()
 
+  # On a thread, because an engine may never answer.
   threading.Thread(target=cancel, daemon=True).start()
-  if told.wait(CANCEL_SECONDS):
+  if cancelled.wait(CANCEL_SECONDS):
     return ""
   return (
-    f"it may still run {running.where}: its workers were told to stop and will"
-    " within a batch; cancel it there if it does not end"
+    f"it may still run {graph.description}: its workers were told to stop and"
+    " will within a batch; cancel it there if it does not end"
   )
 
 
 @contextlib.contextmanager
-def _quiet(options: PipelineOptions) -> Iterator[None]:
-  """Keeps back the tracebacks that workers in this process log and print.
+def _no_worker_tracebacks(options: PipelineOptions) -> Iterator[None]:
+  """Keeps back what workers in this process log and print of an error.
 
   `_as_our_error` says the same in one line. The bar has the real stream.
   """
-  loopback = options.view_as(PortableOptions).environment_type == "LOOPBACK"
-  with contextlib.ExitStack() as kept:
-    if loopback or options.view_as(StandardOptions).runner == LOCAL_RUNNER:
-      logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-      kept.enter_context(contextlib.redirect_stderr(io.StringIO()))
+  is_loopback = options.view_as(PortableOptions).environment_type == "LOOPBACK"
+  is_local = options.view_as(StandardOptions).runner == LOCAL_RUNNER
+  if is_loopback or is_local:
+    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+    with contextlib.redirect_stderr(io.StringIO()):
+      yield
+  else:
     yield
 
 
@@ -218,17 +281,21 @@ def _as_our_error(error: BaseException) -> BaseException:
   if isinstance(error, InputError | RunError):
     return type(error)(text.partition(" [while running")[0])
   raised = re.findall(
-    rf"configs\.errors\.({'|'.join(_OURS)}): (.*?)(?: \[while running|\n|$)",
+    rf"configs\.errors\.({'|'.join(_OUR_ERRORS)}):"
+    r" (.*?)(?: \[while running|\n|$)",
     text,
   )
   if raised:
     kind, message = raised[-1]
-    return _OURS[kind](message)
+    return _OUR_ERRORS[kind](message)
   if "[while running" in text:
     return error  # A bug of ours: it keeps its traceback.
-  if details := getattr(error, "details", None):  # of the job server's
+  # The errors of gRPC have the status of the job server.
+  details = getattr(error, "details", None)
+  if details is not None:
     text = f"its job server was lost: {details()}"
+  reason = " ".join(text.split())[:_MAX_REASON_CHARACTERS]
   return RunError(
-    f"Beam could not run the job: {' '.join(text.split())[:300]}; see the"
-    f" runner's own logs, then {_AGAIN}"
+    f"Beam could not run the job: {reason}; see the runner's own logs, then"
+    f" {_RUN_AGAIN}"
   )

@@ -1,8 +1,8 @@
 """One unit of work: a range of the source becomes one shard of the cache.
 
-Threads decode and resize ahead of the devices, which see one batch shape only.
-An image's place in a batch is that of its index, and what cannot be decoded
-leaves its place empty.
+Threads decode and resize ahead of the devices, which see one shape of batch
+only. The place of an image in its batch follows from its index, and an image
+that cannot be decoded leaves its place empty: so no image moves another's bits.
 """
 
 import importlib.metadata
@@ -22,13 +22,14 @@ from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import Rows, Shard, image_key
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
-  checked,
   encode_shard,
   load_existing_shard,
   put_shard,
+  validate_and_cast_rows,
 )
 from oneshot_dp.extract.images import (
   DecodeError,
+  Preprocessing,
   decode_image,
   random_view,
   resize_and_crop,
@@ -41,65 +42,98 @@ from oneshot_dp.extract.threads import prefetch_map
 # many images/s of a ViT-B/16 at 64 as at 256.
 IMAGES_PER_DEVICE = {"cpu": 16, "tpu": 64, "gpu": 256}
 _BATCHES_AHEAD = 3
+_MAX_CHUNK = 8
+"""Images per task of a thread, at most."""
 VIEW_MIN_AREA = 0.08
 """The smallest share of an image that a view may show."""
-_AT_ONCE = 8
-"""Images of one task of a thread."""
 _LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow")
-HOW_MENDED = (
-  "mend what is broken (`oneshot-dp inspect` names it all), or remove it and"
+BROKEN_IMAGE_ADVICE = (
+  "fix or remove what is broken (`oneshot-dp inspect` names it all) and remove"
   " what is at --out, or pass --on-decode-error skip."
 )
 
 
 class Embedder:
-  """A backbone on all local devices, the images sharded over them.
+  """A backbone on all local devices, with the images sharded over them.
 
   Attributes:
     backbone: what it runs.
-    batch_size: images per call: the size asked for (`IMAGES_PER_DEVICE` for
-      each device where none is), rounded up to a multiple of the devices.
+    batch_size: images per call: the size asked for (by default what
+      `IMAGES_PER_DEVICE` says for each device), rounded up to a multiple of the
+      number of devices.
   """
 
   def __init__(self, backbone: Backbone, batch_size: int | None = None):
     devices = jax.local_devices()
-    each = IMAGES_PER_DEVICE.get(devices[0].platform, 256)
-    if batch_size is not None:
-      each = -(-batch_size // len(devices))
-    self.backbone, self.batch_size = backbone, each * len(devices)
+    if batch_size is None:
+      per_device = IMAGES_PER_DEVICE.get(devices[0].platform, 256)
+    else:
+      per_device = -(-batch_size // len(devices))
+    self.backbone = backbone
+    self.batch_size = per_device * len(devices)
     mesh = Mesh(np.array(devices), ("data",))
-    self._rows = NamedSharding(mesh, PartitionSpec("data"))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    self._params = jax.device_put(backbone.params, everywhere)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    self._sharded = NamedSharding(mesh, PartitionSpec("data"))
+    self._params = jax.device_put(backbone.params, replicated)
     self._apply = jax.jit(
       backbone.apply,
-      in_shardings=(everywhere, self._rows),
-      out_shardings=self._rows,
+      in_shardings=(replicated, self._sharded),
+      out_shardings=self._sharded,
     )
 
   def __call__(
     self, images: UInt8[np.ndarray, "rows h w 3"]
   ) -> Float[Array, "batch d"]:
-    """Starts one batch of up to `batch_size`; the result arrives later.
+    """Starts one batch of up to `batch_size` images, and does not wait for it.
 
-    Only the first rows of it count: the rest is of padding.
+    Args:
+      images: resized images; fewer than `batch_size` are padded with zeros.
+
+    Returns:
+      Embeddings, of which only the first `rows` count.
     """
-    padding = [(0, self.batch_size - len(images))] + [(0, 0)] * 3
-    batch = jax.device_put(np.pad(images, padding), self._rows)
+    num_missing = self.batch_size - len(images)
+    padded = np.pad(images, [(0, num_missing), (0, 0), (0, 0), (0, 0)])
+    batch = jax.device_put(padded, self._sharded)
     return self._apply(self._params, batch)
 
 
+class BrokenImage(NamedTuple):
+  """An image that cannot be decoded.
+
+  Attributes:
+    index: its place in the source.
+    display_path: which image it is, for messages.
+    fault: what is wrong with it.
+  """
+
+  index: int
+  display_path: str
+  fault: str
+
+
 class Batch(NamedTuple):
-  """What was made of some images, in the order of the source.
+  """The embeddings of some images, in the order of the source.
 
   Attributes:
     rows: columns embedding f32 [r, d], label, example_id (the index in the
       source), image_key, and unit_id where the source has units.
-    broken: index, place and fault of each that cannot be decoded.
+    broken: those that cannot be decoded; they have no row.
   """
 
   rows: Rows
-  broken: tuple[tuple[int, str, str], ...]
+  broken: tuple[BrokenImage, ...]
+
+
+class _Prepared(NamedTuple):
+  """One example, ready for the devices; `images` are blank if it is broken."""
+
+  index: int
+  label: int
+  key: np.ndarray
+  unit: int | None
+  images: list[np.ndarray]
+  broken: BrokenImage | None = None
 
 
 def embed(
@@ -107,61 +141,113 @@ def embed(
 ) -> Iterator[Batch]:
   """Embeds a range of a source, in order, each example once.
 
-  Formal guarantees: an embedding is a function of its image alone, of its
-  index and of the machine: which images are beside it, or are missing, changes
-  no bit of it. With `views` it is the mean over so many random views, instead
-  of the centre.
+  *Formal guarantees*: an embedding is a function of its image, of its index and
+  of the machine alone: which other images are beside it, or are missing,
+  changes no bit of it.
+
+  Args:
+    source: where the examples are.
+    indices: which of them to embed.
+    embedder: the backbone on this process's devices.
+    views: how many random views of each image to average over; None: the
+      center of each.
+
+  Yields:
+    Rows and broken images, in the order of the indices.
   """
-  shown_as, each = embedder.backbone.preprocessing, views or 1
-  blank = np.zeros((shown_as.image_size, shown_as.image_size, 3), np.uint8)
+  # Two levels of work overlap here. Threads decode and resize the images of the
+  # next few batches (in `_start_batches`), and the devices compute a batch
+  # while the host turns the results of the one before it into rows: so a
+  # result is waited for only once the next batch was started.
+  pending = None
+  for started in _start_batches(source, indices, embedder, views):
+    if pending is not None:
+      yield _collect(*pending, source.unit)
+    pending = started
+  if pending is not None:
+    yield _collect(*pending, source.unit)
 
-  def prepare(index: int) -> tuple[list[Any], list[np.ndarray], Any]:
-    """Columns, images, and why they are blank, if they are."""
-    label, image, unit = source[index]
-    key = image_key(image)
-    row, fault = [index, label, key, unit], None
-    try:
-      pixels = decode_image(image)
-      if views is None:
-        return row, [resize_and_crop(pixels, shown_as)], None
-      number = int.from_bytes(key.tobytes(), "little")
-      shown = [
-        random_view(pixels, number, v, VIEW_MIN_AREA, shown_as)
-        for v in range(views)
-      ]
-    except DecodeError as e:
-      shown, fault = [blank] * each, (index, source.display_path(index), str(e))
-    return row, shown, fault
 
-  size, count = embedder.batch_size, max(1, embedder.batch_size // each)
+def _start_batches(
+  source: Source, indices: range, embedder: Embedder, views: int | None
+) -> Iterator[tuple[list[_Prepared], list[jax.Array]]]:
+  """Examples, and the embeddings of all their images, as yet uncomputed."""
+  images_per_example = views or 1
+  batch_size = embedder.batch_size
+  group_size = max(1, batch_size // images_per_example)
+  max_ahead = _BATCHES_AHEAD * group_size
+  num_threads = os.cpu_count() or 1
+  preprocessing = embedder.backbone.preprocessing
 
-  def started() -> Iterator[tuple[list[Any], list[jax.Array]]]:
-    most, threads = _BATCHES_AHEAD * count, os.cpu_count() or 1
-    some = max(1, min(_AT_ONCE, most // (2 * threads)))
-    prepared = prefetch_map(prepare, indices, most, threads, some)
-    while group := list(itertools.islice(prepared, count)):
-      images = np.stack([image for _, some, _ in group for image in some])
-      starts = range(0, len(images), size)
-      yield group, [embedder(images[at : at + size]) for at in starts]
+  def prepare(index: int) -> _Prepared:
+    return _prepare(source, index, preprocessing, views)
 
-  # A result is waited for once the next batch is on its way.
-  waiting: Iterator[Any] = itertools.chain(started(), [None])
-  for (group, results), _ in itertools.pairwise(waiting):
-    made = np.concatenate([np.asarray(result) for result in results])
-    made = made[: len(group) * each].reshape(len(group), each, -1)
-    mean = made.mean(axis=1, dtype=np.float64).astype(np.float32)
-    whole = [fault is None for *_, fault in group]
-    kept = [row for row, _, fault in group if fault is None]
-    ids, labels, keys, units = zip(*kept, strict=True) if kept else [()] * 4
-    rows = {
-      "embedding": mean[whole],
-      "label": np.array(labels, np.int32),
-      "example_id": np.array(ids, np.int64),
-      "image_key": np.array(keys, np.uint64).reshape(-1, 2),
-    }
-    if source.unit != EXAMPLE:
-      rows["unit_id"] = np.array(units, np.int64)
-    yield Batch(rows, tuple(f for *_, f in group if f is not None))
+  prepared = prefetch_map(
+    prepare,
+    indices,
+    max_ahead,
+    num_threads,
+    items_per_task=max(1, min(_MAX_CHUNK, max_ahead // (2 * num_threads))),
+  )
+  while True:
+    group = list(itertools.islice(prepared, group_size))
+    if not group:
+      return
+    images = np.stack([image for example in group for image in example.images])
+    results = []
+    for start in range(0, len(images), batch_size):
+      results.append(embedder(images[start : start + batch_size]))
+    yield group, results
+
+
+def _prepare(
+  source: Source, index: int, preprocessing: Preprocessing, views: int | None
+) -> _Prepared:
+  """Reads, decodes and resizes one example."""
+  label, image, unit = source[index]
+  key = image_key(image)
+  try:
+    pixels = decode_image(image)
+    if views is None:
+      images = [resize_and_crop(pixels, preprocessing)]
+    else:
+      images = []
+      seed = int.from_bytes(key.tobytes(), "little")
+      for view in range(views):
+        images.append(
+          random_view(pixels, seed, view, VIEW_MIN_AREA, preprocessing)
+        )
+  except DecodeError as e:
+    size = preprocessing.image_size
+    blank = np.zeros((size, size, 3), np.uint8)
+    broken = BrokenImage(index, source.display_path(index), str(e))
+    return _Prepared(index, label, key, unit, [blank] * (views or 1), broken)
+  return _Prepared(index, label, key, unit, images)
+
+
+def _collect(
+  group: list[_Prepared], results: list[jax.Array], unit: str
+) -> Batch:
+  """Waits for the embeddings of a group, and makes rows of them."""
+  embedding = np.concatenate([np.asarray(result) for result in results])
+  num_views = len(group[0].images)
+  # Without the padding; the mean over views is taken in float64.
+  by_view = embedding[: len(group) * num_views]
+  by_view = by_view.reshape(len(group), num_views, -1)
+  mean = by_view.mean(axis=1, dtype=np.float64).astype(np.float32)
+  is_whole = [example.broken is None for example in group]
+  whole = [example for example in group if example.broken is None]
+  keys = [example.key for example in whole]
+  rows = {
+    "embedding": mean[is_whole],
+    "label": np.array([example.label for example in whole], np.int32),
+    "example_id": np.array([example.index for example in whole], np.int64),
+    "image_key": np.array(keys, np.uint64).reshape(-1, 2),
+  }
+  if unit != EXAMPLE:
+    rows["unit_id"] = np.array([example.unit for example in whole], np.int64)
+  broken = [example.broken for example in group if example.broken is not None]
+  return Batch(rows, tuple(broken))
 
 
 def embed_images(source: Source, backbone: Backbone) -> Iterator[Batch]:
@@ -170,7 +256,15 @@ def embed_images(source: Source, backbone: Backbone) -> Iterator[Batch]:
 
 
 class Job(NamedTuple):
-  """A job as a process knows it."""
+  """An extraction job, as a process that has a part in it knows it.
+
+  Attributes:
+    out: the directory of the cache.
+    config: the request.
+    cache: what identifies the job in the directory.
+    source: the images.
+    embedder: the backbone on this process's devices.
+  """
 
   out: str
   config: ExtractConfig
@@ -179,8 +273,8 @@ class Job(NamedTuple):
   embedder: Embedder
 
 
-def embedder_of(config: ExtractConfig) -> Embedder:
-  """The backbone of a job, on this process's devices."""
+def load_embedder(config: ExtractConfig) -> Embedder:
+  """Loads the backbone of a job onto this process's devices."""
   backbone = load_backbone(
     config.backbone,
     config.weights,
@@ -192,38 +286,58 @@ def embedder_of(config: ExtractConfig) -> Embedder:
   return Embedder(backbone, config.batch_size)
 
 
-def computed_by(backbone: Backbone, config: ExtractConfig) -> dict[str, Any]:
-  """What decides the rounding of embeddings, beside the kind of device."""
+def compute_environment(
+  backbone: Backbone, config: ExtractConfig
+) -> dict[str, Any]:
+  """What decides how embeddings are rounded, beside the kind of device."""
+  versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
   return {
     "compute_dtype": backbone.compute_dtype,
     "batch_size": config.batch_size,
-    "libraries": {n: importlib.metadata.version(n) for n in _LIBRARIES},
+    "libraries": versions,
   }
 
 
-def extract_shard(
-  job: Job, index: int, after_each: Callable[[], None] = lambda: None
-) -> Shard:
-  """Makes a shard unless it is there, and says what it is.
+def _no_check() -> None:
+  """What `extract_shard` calls where nothing can stop it."""
 
-  `after_each` is called after each batch. BrokenImageError: an image cannot be
-  decoded, and is not to be skipped. InputError, RunError: as `run_extraction`.
+
+def extract_shard(
+  job: Job, index: int, after_batch: Callable[[], None] = _no_check
+) -> Shard:
+  """Makes a shard, unless it exists, and describes it.
+
+  Args:
+    job: the job.
+    index: the number of the shard.
+    after_batch: called after each batch; it may raise to stop the work.
+
+  Returns:
+    The description of what is in the directory now.
+
+  Raises:
+    BrokenImageError: an image cannot be decoded, and is not to be skipped.
+    InputError: the source or `out` is at fault.
+    RunError: a store or a disk failed, or `out` is another job's.
   """
-  info, parts = job.cache.info, []
-  if kept := load_existing_shard(job.out, job.cache, info.shard_name(index)):
-    return kept
+  info = job.cache.info
+  existing = load_existing_shard(job.out, job.cache, info.shard_name(index))
+  if existing is not None:
+    return existing
+  parts = []
   indices = info.shard_range(index)
-  for rows, broken in embed(
-    job.source, indices, job.embedder, job.config.views
-  ):
-    if broken and job.config.on_decode_error == "fail":
-      _, where, fault = broken[0]
+  for batch in embed(job.source, indices, job.embedder, job.config.views):
+    if batch.broken and job.config.on_decode_error == "fail":
+      first = batch.broken[0]
       raise BrokenImageError(
-        f"{where} cannot be decoded: {fault}; {HOW_MENDED}"
+        f"{first.display_path} cannot be decoded: {first.fault};"
+        f" {BROKEN_IMAGE_ADVICE}"
       )
-    parts.append(rows)
-    after_each()
-  rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-  rows = checked(rows, info, f"{info.dataset}, {info.split}")
-  made, data = encode_shard(rows, job.cache, index)
-  return put_shard(job.out, job.cache, made, data)
+    parts.append(batch.rows)
+    after_batch()
+  rows = {}
+  for name in parts[0]:
+    rows[name] = np.concatenate([part[name] for part in parts])
+  rows = validate_and_cast_rows(rows, info, f"{info.dataset}, {info.split}")
+  shard, data = encode_shard(rows, job.cache, index)
+  return put_shard(job.out, job.cache, shard, data)

@@ -1,7 +1,17 @@
-"""What workers on Beam do: find their job, and make shards until told to stop.
+"""What a worker on Beam does: find its job, and make shards until told to stop.
 
-The launcher leaves the config and the listing of the source where the shards
-go; workers are asked for a number, there, for the launch that has a name.
+An engine's log and dashboard show what its elements are, so those are numbers
+of shards alone. All else passes through files in the directory of the cache,
+named after the launch (a random name: the same job may be launched again while
+workers of an earlier launch still run):
+
+    job.launch.RUN   the config and the listing of the source, for workers
+    job.stop.RUN     written by the launcher: workers end within a batch
+    job.shards.RUN   descriptions of all shards, for the launcher
+
+A job is stopped by a file, not by the engine's own call, because the file also
+works when the job server is lost or cancels nothing: shards that were not made
+are left out, the engine comes to the end of its graph, and frees its workers.
 """
 
 import contextlib
@@ -10,7 +20,7 @@ import resource
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -21,104 +31,169 @@ from oneshot_dp.extract.cache.format import Shard
 from oneshot_dp.extract.cache.shard_file import CacheJob
 from oneshot_dp.extract.job.shard import (
   Job,
-  computed_by,
-  embedder_of,
+  compute_environment,
   extract_shard,
+  load_embedder,
 )
 from oneshot_dp.extract.sources.open_source import deserialize_source
 
-_MOST_BYTES = 1 << 40
+_MAX_FILE_BYTES = 1 << 40
 _LOOK_SECONDS = 2.0
-_looked: dict[str, tuple[float, bool]] = {}
-_jobs: dict[str, Job] = {}
-"""Those that this process has a part in, by their launch."""
-_lock = threading.Lock()
+"""How often a worker looks for the stop file."""
 
 
 class Stopped(RunError):
-  """The launcher of the job has told its workers to stop."""
+  """The launcher told the workers of its job to stop."""
+
+
+class _StopFile:
+  """Whether a launch was told to stop; asks the store now and then only."""
+
+  def __init__(self, out: str, run: str):
+    self._out = out
+    self._run = run
+    self._looked_at = -_LOOK_SECONDS
+    self._is_there = False
+
+  def check(self) -> None:
+    """Raises Stopped if the launch was told to stop."""
+    now = time.monotonic()
+    if not self._is_there and now - self._looked_at > _LOOK_SECONDS:
+      self._is_there = _read(self._out, f"stop.{self._run}") is not None
+      self._looked_at = now
+    if self._is_there:
+      raise Stopped("the job was told to stop")
+
+
+class _Launches:
+  """The launches that this process has a part in; its threads share them."""
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self._jobs: dict[str, Job] = {}
+    self._stop_files: dict[str, _StopFile] = {}
+
+  def put(self, run: str, job: Job) -> None:
+    """Forgets all others: in a launcher, they have ended."""
+    with self._lock:
+      self._jobs = {run: job}
+      self._stop_files = {}
+
+  def job(self, run: str, load: Callable[[], Job]) -> Job:
+    """The job of a launch, loaded once however many threads ask for it."""
+    with self._lock:
+      if run not in self._jobs:
+        self._jobs[run] = load()
+      return self._jobs[run]
+
+  def stop_file(self, out: str, run: str) -> _StopFile:
+    with self._lock:
+      if run not in self._stop_files:
+        self._stop_files[run] = _StopFile(out, run)
+      return self._stop_files[run]
+
+
+_launches = _Launches()
 
 
 def launch(job: Job, listing: bytes) -> str:
-  """Leaves what the workers of a launch of a job need; returns its name."""
-  run, dtype = secrets.token_hex(8), job.embedder.backbone.compute_dtype
-  # Workers on other devices must not choose another one.
-  config = dataclasses.replace(job.config, compute_dtype=dtype)
-  left = config, job.cache, msgspec.Raw(listing)
-  put(job.out, f"launch.{run}", msgspec.json.encode(left))
-  _jobs.clear()
-  _jobs[run] = job  # for workers that are threads
+  """Writes what the workers of a launch need.
+
+  Args:
+    job: the job.
+    listing: its serialized source.
+
+  Returns:
+    The name of the launch.
+  """
+  run = secrets.token_hex(8)
+  # Workers on other devices must not choose another dtype than the launcher.
+  compute_dtype = job.embedder.backbone.compute_dtype
+  config = dataclasses.replace(job.config, compute_dtype=compute_dtype)
+  content = (config, job.cache, msgspec.Raw(listing))
+  put(job.out, f"launch.{run}", msgspec.json.encode(content))
+  _launches.put(run, job)  # for workers that are threads of this process
   return run
 
 
-def described(out: str, run: str) -> list[Shard]:
-  """What the shards of a launch are, once all are there."""
-  said = _read(out, f"shards.{run}") or b"[]"
-  return msgspec.json.decode(said, type=list[Shard])
+def read_descriptions(out: str, run: str) -> list[Shard]:
+  """The shards of a launch; none if it was stopped before all were there."""
+  data = _read(out, f"shards.{run}") or b"[]"
+  return msgspec.json.decode(data, type=list[Shard])
 
 
 def extract(index: int, out: str, run: str) -> Iterator[tuple[int, bytes]]:
-  """Makes a shard, and describes it, unless the launch is to stop."""
+  """Makes a shard, unless the launch is to stop.
 
-  def check_stopped() -> None:
-    at, told = _looked.get(run, (0.0, False))
-    if not told and time.monotonic() - at > _LOOK_SECONDS:
-      told = _read(out, f"stop.{run}") is not None
-      _looked[run] = time.monotonic(), told
-    if told:
-      raise Stopped("the job was told to stop")
+  Args:
+    index: the number of the shard.
+    out: the directory of the cache.
+    run: the name of the launch.
 
+  Yields:
+    The shard's description, in JSON, under one key for all shards; nothing if
+    the launch was told to stop.
+  """
+  stop_file = _launches.stop_file(out, run)
   with contextlib.suppress(Stopped):
-    check_stopped()
-    with _lock:  # threads share one
-      if run not in _jobs:
-        _jobs[run] = job_at(out, run)
-    shard = extract_shard(_jobs[run], index, check_stopped)
+    stop_file.check()
+    job = _launches.job(run, lambda: load_job(out, run))
+    shard = extract_shard(job, index, stop_file.check)
     yield 0, msgspec.json.encode(shard)
 
 
 def put_descriptions(
   group: tuple[int, Iterable[bytes]], out: str, run: str
 ) -> None:
-  """Leaves what all shards are for the launcher."""
-  put(out, f"shards.{run}", b"[" + b",".join(sorted(group[1])) + b"]")
+  """Writes the descriptions of all shards for the launcher."""
+  _, descriptions = group
+  put(out, f"shards.{run}", b"[" + b",".join(sorted(descriptions)) + b"]")
 
 
-def job_at(out: str, run: str) -> Job:
-  """The job of a launch, in a worker of it.
+def load_job(out: str, run: str) -> Job:
+  """Loads the job of a launch in a worker process.
 
-  RunError: it is not there, or this worker's backbone is not what the job began
-  with.
+  Args:
+    out: the directory of the cache.
+    run: the name of the launch.
+
+  Returns:
+    The job, with its backbone on this process's devices.
+
+  Raises:
+    RunError: its file is not visible here, or this worker's backbone would not
+      compute what the launcher's does.
   """
-  # A crash would leave private images on the disk.
-  most = resource.getrlimit(resource.RLIMIT_CORE)[1]
-  resource.setrlimit(resource.RLIMIT_CORE, (0, most))
-  if (data := _read(out, f"launch.{run}")) is None:
+  # A crash must not leave private images on the disk.
+  _, max_core = resource.getrlimit(resource.RLIMIT_CORE)
+  resource.setrlimit(resource.RLIMIT_CORE, (0, max_core))
+  data = _read(out, f"launch.{run}")
+  if data is None:
     raise RunError(
-      f"{storage.store_at(out).display_path()}: the job's files are not"
-      " there; every"
-      " worker must see it under this name."
+      f"{storage.store_at(out).display_path()}: the job's files do not exist"
+      " here; every worker must see the directory under this name."
     )
-  left = tuple[ExtractConfig, CacheJob, msgspec.Raw]
-  config, cache, listing = msgspec.json.decode(data, type=left)
-  embedder = embedder_of(config)
-  backbone, began = embedder.backbone, cache.info
-  there = {**began.backbone, **began.computed_by}
-  mine = backbone.identity | computed_by(backbone, config)
-  for name, here in mine.items():
-    if here != there.get(name):
+  content = tuple[ExtractConfig, CacheJob, msgspec.Raw]
+  config, cache, listing = msgspec.json.decode(data, type=content)
+  embedder = load_embedder(config)
+  backbone = embedder.backbone
+  expected = {**cache.info.backbone, **cache.info.computed_by}
+  actual = backbone.identity | compute_environment(backbone, config)
+  for name, value in actual.items():
+    if value != expected.get(name):
       raise RunError(
-        f"{name} of the backbone is {here} on this worker and {there.get(name)}"
-        " where the job began: give all the same files and libraries."
+        f"{name} of the backbone is {value} on this worker and"
+        f" {expected.get(name)} where the job began: give all the same files"
+        " and libraries."
       )
   source = deserialize_source(bytes(listing))
   return Job(out, config, cache, source, embedder)
 
 
 def put(out: str, name: str, data: bytes) -> None:
-  """Leaves a word: "stop.RUN" ends a launch's workers within a batch."""
+  """Writes a file of the job, unless it exists."""
   storage.write_if_absent(storage.store_at(out), f"job.{name}", data)
 
 
 def _read(out: str, name: str) -> bytes | None:
-  return storage.read(storage.store_at(out), f"job.{name}", _MOST_BYTES)
+  return storage.read(storage.store_at(out), f"job.{name}", _MAX_FILE_BYTES)

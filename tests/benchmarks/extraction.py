@@ -20,7 +20,7 @@ import numpy as np
 from oneshot_dp.configs.extract_config import ExtractConfig, SourceConfig
 from oneshot_dp.extract.images import decode_image, resize_and_crop
 from oneshot_dp.extract.job.job import run_extraction
-from oneshot_dp.extract.job.shard import Embedder, embedder_of
+from oneshot_dp.extract.job.shard import Embedder, load_embedder
 from oneshot_dp.extract.sources.open_source import open_source
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     weights=asked.weights,
     batch_size=asked.batch_size,
   )
-  source, embedder = open_source(settings), embedder_of(config)
+  source, embedder = open_source(settings), load_embedder(config)
   shown_as, size = embedder.backbone.preprocessing, embedder.batch_size
   batch = np.stack(
     [
@@ -57,7 +57,7 @@ def main() -> None:
   for _ in range(asked.repeats):
     before = bare(embedder, batch, len(source))
     start = time.perf_counter()
-    embedder_of(config)
+    load_embedder(config)
     loading = time.perf_counter() - start
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:

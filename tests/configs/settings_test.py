@@ -108,7 +108,11 @@ def start(vectors, names=("a", "b", "c"), **settings):
     (Part.parse, {"text": "[60%:40%]"}, "must rise"),
     (make_info, {"n": 0}, "source_num_examples=0"),
     (make_info, {"d": -1}, "feature_dim=-1"),
-    (make_info, {"shard_rows": 10**6}, "shard_rows=1000000: 65536 at most"),
+    (
+      make_info,
+      {"shard_rows": 10**6},
+      "shard_rows=1000000 must be at most 65536",
+    ),
     (make_info, {"class_names": ()}, "class_names is empty"),
     (make_info, {"class_names": ("a", "b\n")}, "control characters"),
     (make_info, {"dataset": " "}, "must be a name"),

@@ -16,7 +16,7 @@ from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache import shard_file
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import check_cache, open_cache
-from oneshot_dp.extract.cache.write import begin, finish
+from oneshot_dp.extract.cache.write import finalize, start_or_resume
 from tests.extract.cache.caches import (
   digest,
   make_info,
@@ -177,9 +177,9 @@ def test_an_orphan_of_another_job_is_never_counted(
   """A worker of a job wakes after another began, in the same place."""
   out, _ = place
   store, info = storage.store_at(out), make_info(40)
-  job = shard_file.CacheJob(info=info, more="listing")
-  other = shard_file.CacheJob(info=info, more="other")
-  assert begin(out, job)
+  job = shard_file.CacheJob(info=info, extra_identity="listing")
+  other = shard_file.CacheJob(info=info, extra_identity="other")
+  assert start_or_resume(out, job)
   spawn = multiprocessing.get_context("spawn")
   late = [spawn.Process(target=put_late, args=(out, job, i)) for i in (1, 2)]
   for worker in late:
@@ -195,20 +195,20 @@ def test_an_orphan_of_another_job_is_never_counted(
     return worker.exitcode
 
   storage.remove(store, list(storage.list_files(store)))
-  assert begin(out, other)
+  assert start_or_resume(out, other)
   put(out, other, 0)
   assert wakes(late[0]) == 0
   # Whoever comes to it refuses it, and nothing counts it.
-  with refused("is of another job, which may still run", RunError):
+  with refused("belongs to another job, which may still run", RunError):
     put(out, other, 1)
   assert INFO_FILE not in storage.list_files(store)
   storage.remove(store, list(storage.list_files(store)))
   cache = run_job(out, info, "other")
   assert wakes(late[1]) == 1
-  assert "is of another job" in capfd.readouterr().err
+  assert "belongs to another job" in capfd.readouterr().err
   assert check_cache(out) == []
   # Its launcher, too, if it wakes: it neither finishes nor changes the other's.
   own = run_job(tmp_path / "own", info, "listing").info.shards
-  with refused("are not there|taken over by another job", RunError):
-    finish(out, job, own)
+  with refused("do not exist|taken over by another job", RunError):
+    finalize(out, job, own)
   assert open_cache(out).private_digest == cache.private_digest

@@ -107,7 +107,7 @@ def test_a_cache_with_fitted_hashes_is_still_looked_at(
   capsys, tmp_path, ledger_file, train_cache, monkeypatch, fault
 ):
   """Before any charge: a writer would have refused such a row."""
-  checked = write.checked
+  checked = write.validate_and_cast_rows
 
   def unchecked(rows, info, place):
     made = checked(rows, info, place)
@@ -121,7 +121,7 @@ def test_a_cache_with_fitted_hashes_is_still_looked_at(
   whole = f"--cache {train_cache.path} --delta 1e-5 --head lamb"
   succeeds(capsys, *f"train {whole} --epsilon 1 --out {tmp_path}/h".split())
   before = ledger_file.read_bytes()
-  monkeypatch.setattr(write, "checked", unchecked)
+  monkeypatch.setattr(write, "validate_and_cast_rows", unchecked)
   write_clusters(tmp_path / "c", seed=1, split="test")
   for line in (
     f"train {whole} --epsilon 1 --cache {tmp_path}/c --out {tmp_path}/no",

@@ -35,8 +35,8 @@ TRAIN --epsilon inf -> for no privacy at all there is the --baseline of sweep.
 TRAIN --epsilon 30 -> --epsilon=30 is more than 20 and protects almost nobody:
 TRAIN --delta 0 -> delta=0.0 must lie strictly between 0 and 1.
 TRAIN --delta 0.1 -> delta=0.1 is not below 1/n = 0.0056: publishing one
-TRAIN --cache nowhere -> nowhere: no such directory, or empty; name a cache.
-TRAIN --cache head -> head is no finished cache
+TRAIN --cache nowhere -> nowhere: no such directory, or it is empty; give a
+TRAIN --cache head -> head is not a finished cache
 TRAIN --out head -> head already exists; choose another place.
 TRAIN --out gs://bucket/o -> is not a place on a disk; choose another.
 TRAIN --rows 80% -> give percentages in brackets, such as '[:80%]'

@@ -13,12 +13,16 @@ from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import check_cache, describe, open_cache
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
-  checked,
   encode_shard,
   put_shard,
   stored_norm,
+  validate_and_cast_rows,
 )
-from oneshot_dp.extract.cache.write import begin, finish, write_cache
+from oneshot_dp.extract.cache.write import (
+  finalize,
+  start_or_resume,
+  write_cache,
+)
 from tests.extract.cache.caches import (
   columns,
   digest,
@@ -95,7 +99,7 @@ def test_an_import_is_bounded_by_no_block(tmp_path, n, d):
     ({"embedding": np.full((50, 9), -np.inf)}, "is not finite"),
     ({"embedding": np.zeros((50, 8))}, r"embedding is float64 \[50, 8\]"),
     ({"embedding": np.zeros((50, 9), int)}, "embedding is int64"),
-    ({"unit_id": np.zeros(50, int)}, "rows of .*unit_id"),
+    ({"unit_id": np.zeros(50, int)}, "got columns .*unit_id"),
     ({"example_id": np.zeros(50, np.uint64)}, "example_id is uint64"),
     ({"image_key": np.zeros((50, 2), np.uint64)}, "image_key is made of"),
   ],
@@ -124,7 +128,9 @@ def test_an_iterator_that_fails_or_ends_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "cache").exists()
   # Nor takes away what a killed call began.
   keyed = dataclasses.replace(info, keys="embedding")
-  begin(str(tmp_path / "cache"), CacheJob(info=keyed, more="import"))
+  start_or_resume(
+    str(tmp_path / "cache"), CacheJob(info=keyed, extra_identity="import")
+  )
   before = digest(tmp_path / "cache")
   with refused("20 rows came"):
     write_cache(tmp_path / "cache", info, [some])
@@ -135,13 +141,13 @@ def test_zero_rows_in_a_shard_and_in_all(tmp_path):
   """All images of a shard were skipped; and all images of a source."""
   info, out = make_info(16), str(tmp_path / "a")
   job = CacheJob(info=info)
-  rows = checked(part(make_rows(info), range(3)), info, "rows")
+  rows = validate_and_cast_rows(part(make_rows(info), range(3)), info, "rows")
   none = part(rows, range(0))
 
   def put_all(out, *shards):
-    begin(out, job)
+    start_or_resume(out, job)
     made = [encode_shard(some, job, i) for i, some in enumerate(shards)]
-    return finish(out, job, [put_shard(out, job, *each) for each in made])
+    return finalize(out, job, [put_shard(out, job, *each) for each in made])
 
   cache = put_all(out, none, rows)
   assert (cache.n, cache.num_rows) == (16, 3)  # those skipped count as nothing
@@ -273,10 +279,10 @@ def test_what_is_no_file_is_refused_at_once(cache, what):
 
 
 def test_no_cache(tmp_path):
-  begin(str(tmp_path / "begun"), CacheJob(info=make_info()))
+  start_or_resume(str(tmp_path / "begun"), CacheJob(info=make_info()))
   for path, said in (
-    (tmp_path / "none", "no such directory, or empty"),
-    (tmp_path / "begun", "is no finished cache"),
+    (tmp_path / "none", "no such directory, or it is empty"),
+    (tmp_path / "begun", "is not a finished cache"),
     ("a\0b", "is no path"),
   ):
     with refused(said):

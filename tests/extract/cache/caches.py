@@ -14,12 +14,16 @@ from oneshot_dp.extract.cache.format import CacheInfo, Rows, image_key
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
-  checked,
   encode_shard,
   load_existing_shard,
   put_shard,
+  validate_and_cast_rows,
 )
-from oneshot_dp.extract.cache.write import begin, finish, write_cache
+from oneshot_dp.extract.cache.write import (
+  finalize,
+  start_or_resume,
+  write_cache,
+)
 
 
 def make_info(n: Any = 20, d: Any = 3, **changes: Any) -> CacheInfo:
@@ -72,25 +76,29 @@ def run_job(
   out: str | pathlib.Path, info: CacheInfo, listing: str = "", seed: int = 0
 ) -> FeatureCache:
   """A job as an extraction is: what is there is kept, the rest is put."""
-  job = CacheJob(info=info, more=listing)
-  if not begin(str(out), job):
+  job = CacheJob(info=info, extra_identity=listing)
+  if not start_or_resume(str(out), job):
     return open_cache(out)
   shards = [put(str(out), job, i, seed) for i in range(info.num_shards)]
-  return finish(str(out), job, shards)
+  return finalize(str(out), job, shards)
 
 
 def put(out: str, job: CacheJob, index: int, seed: int = 0):
   if kept := load_existing_shard(out, job, job.info.shard_name(index)):
     return kept
   indices = job.info.shard_range(index)
-  rows = checked(part(make_rows(job.info, seed), indices), job.info, "rows")
+  rows = validate_and_cast_rows(
+    part(make_rows(job.info, seed), indices), job.info, "rows"
+  )
   return put_shard(out, job, *encode_shard(rows, job, index))
 
 
 def put_late(out: str, job: CacheJob, index: int) -> None:
   """A worker of a job, stopped before it puts a shard, until it is woken."""
   indices = job.info.shard_range(index)
-  rows = checked(part(make_rows(job.info, 1), indices), job.info, "rows")
+  rows = validate_and_cast_rows(
+    part(make_rows(job.info, 1), indices), job.info, "rows"
+  )
   made = encode_shard(rows, job, index)
   os.kill(os.getpid(), signal.SIGSTOP)
   put_shard(out, job, *made)

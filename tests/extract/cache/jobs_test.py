@@ -14,7 +14,12 @@ from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import check_cache
 from oneshot_dp.extract.cache.shard_file import CacheJob
-from oneshot_dp.extract.cache.write import JOB_FILE, begin, finish, write_cache
+from oneshot_dp.extract.cache.write import (
+  JOB_FILE,
+  finalize,
+  start_or_resume,
+  write_cache,
+)
 from tests.extract.cache.caches import (
   columns,
   digest,
@@ -29,7 +34,7 @@ from tests.extract.cache.caches import (
 from tests.extract.refusals import refused
 
 INFO = make_info(40)
-JOB = CacheJob(info=INFO, more="listing")
+JOB = CacheJob(info=INFO, extra_identity="listing")
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -44,7 +49,7 @@ JOB = CacheJob(info=INFO, more="listing")
 )
 def test_another_job_is_refused(tmp_path, finished, changes, listing, said):
   out = tmp_path / "cache"
-  begin(str(out), JOB)
+  start_or_resume(str(out), JOB)
   if finished:
     run_job(out, INFO, "listing")
   before = digest(out)
@@ -60,29 +65,29 @@ def test_another_job_is_refused(tmp_path, finished, changes, listing, said):
 def test_other_files_and_missing_shards_are_noticed(tmp_path):
   out, photo = str(tmp_path), tmp_path / "photo.png"
   photo.write_text("mine")
-  with refused(r"holds other files, as .*photo\.png"):
-    begin(out, JOB)
+  with refused(r"holds other files, such as .*photo\.png"):
+    start_or_resume(out, JOB)
   job = photo.rename(tmp_path / JOB_FILE)
   with refused("is damaged"):
-    begin(out, JOB)
+    start_or_resume(out, JOB)
   job.unlink()
-  begin(out, JOB)
+  start_or_resume(out, JOB)
   shards = [put(out, JOB, i) for i in range(5)]
   path = tmp_path / shards[3].file
   for spoil in (path.unlink, lambda: path.write_bytes(b"short")):
     spoil()
-    with refused("1 of 5 shards are not there", RunError):
-      finish(out, JOB, shards)
+    with refused("1 of 5 shards do not exist", RunError):
+      finalize(out, JOB, shards)
     assert INFO_FILE not in digest(out)
 
 
 def test_two_jobs_at_once_share_the_work(tmp_path):
   out = str(tmp_path / "cache")
-  assert begin(out, JOB)
-  assert begin(out, JOB)
+  assert start_or_resume(out, JOB)
+  assert start_or_resume(out, JOB)
 
   def work(_):
-    return finish(out, JOB, [put(out, JOB, i) for i in range(5)])
+    return finalize(out, JOB, [put(out, JOB, i) for i in range(5)])
 
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
     caches = list(pool.map(work, range(4)))
@@ -102,11 +107,11 @@ def test_a_file_that_goes_while_it_is_listed(tmp_path, monkeypatch):
 
 
 def test_two_jobs_cannot_both_begin(tmp_path):
-  jobs = [dataclasses.replace(JOB, more=str(i)) for i in range(8)]
+  jobs = [dataclasses.replace(JOB, extra_identity=str(i)) for i in range(8)]
 
   def start(job):
     try:
-      return begin(str(tmp_path), job)
+      return start_or_resume(str(tmp_path), job)
     except InputError as error:
       return "another job" not in str(error)
 

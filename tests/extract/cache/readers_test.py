@@ -57,9 +57,9 @@ def rows(out):
   return columns(import_rows(out, info))
 
 
-def forge(out, rows, more="import") -> None:
+def forge(out, rows, extra_identity="import") -> None:
   """Other rows in the first shard, with the hashes that fit them."""
-  job = CacheJob(info=open_cache(out).info, more=more)
+  job = CacheJob(info=open_cache(out).info, extra_identity=extra_identity)
   made, data = encode_shard(rows, job, 0)
   (out / made.file).write_bytes(data)
   state(out, **vars(made))
@@ -138,7 +138,7 @@ def test_keys_blocks_counts_and_records(out, rows, monkeypatch):
 
 def test_files_beside_it_and_shards_of_two_jobs(out):
   cache = import_rows(out, make_info(40, 20))
-  forge(out, next(cache.blocks([0])), more="other")
+  forge(out, next(cache.blocks([0])), extra_identity="other")
   assert check_cache(out) == [f"{out}: its shards are of 2 jobs"]
   (out / "pets-train.array_record-00001-of-00002").write_bytes(b"x")
   (out / "features.json").write_text("{}")

@@ -33,7 +33,7 @@ PORTABLE = [
 PROCESSES = ["--direct_running_mode=multi_processing"]
 BROKEN = (3, 13, N - 1)
 TWO = [*PROCESSES, "--direct_num_workers=2"]
-GOES_ON = "the same command goes on"
+GOES_ON = "the same command resumes"
 # Whoever is the first to see it: Beam its channel, we the process.
 LOST = "(Channel closed prematurely|with status 137).*run the same command"
 
@@ -97,11 +97,11 @@ def test_flags_that_make_no_sense(photos, tmp_path):
     run_extraction(job_of(photos), str(photos / "cache"))
 
 
-class Forgetful(dict):
-  """Threads of the launcher read what it left, as workers elsewhere do."""
+class ForgetfulLaunches(worker._Launches):
+  """Threads of the launcher read what it wrote, as workers elsewhere do."""
 
-  def __contains__(self, run):
-    return False
+  def put(self, run, job):
+    pass
 
 
 def test_workers_are_asked_for_numbers_alone_and_find_the_rest(
@@ -115,7 +115,7 @@ def test_workers_are_asked_for_numbers_alone_and_find_the_rest(
     return run(pipeline)
 
   monkeypatch.setattr(on_beam.beam.Pipeline, "run", seen)
-  monkeypatch.setattr(worker, "_jobs", Forgetful())
+  monkeypatch.setattr(worker, "_launches", ForgetfulLaunches())
   job = job_of(photos, on_decode_error="skip")
   info = run_extraction(job, out, THREADS).info
   assert digest(out) == whole
@@ -133,20 +133,20 @@ def test_a_worker_computes_as_the_launcher_or_not_at_all(
   """Whatever devices and libraries it has."""
   config = job_of(photos, backbone="glyph_vit", preprocess=PreprocessConfig())
   of = CacheJob(info=make_info()), open_source(config.source)
-  job = shard.Job(str(tmp_path), config, *of, shard.embedder_of(config))
+  job = shard.Job(str(tmp_path), config, *of, shard.load_embedder(config))
   assert config.compute_dtype is None
   run = worker.launch(job, b"{}")
   left = (tmp_path / f"job.launch.{run}").read_text()
   assert '"compute_dtype":"float32"' in left
 
-  monkeypatch.setattr(worker, "_jobs", Forgetful())
+  monkeypatch.setattr(worker, "_launches", ForgetfulLaunches())
   most = resource.getrlimit(resource.RLIMIT_CORE)[1]
   resource.setrlimit(resource.RLIMIT_CORE, (most, most))
-  with refused("the job's files are not there", RunError):
-    worker.job_at(str(tmp_path), "run")
+  with refused("the job's files do not exist here", RunError):
+    worker.load_job(str(tmp_path), "run")
   assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0  # no core dumps
   other = {"libraries": {"jax": "0.0.1"}}
-  monkeypatch.setattr(worker, "computed_by", lambda *_: other)
+  monkeypatch.setattr(worker, "compute_environment", lambda *_: other)
   with refused("libraries of the backbone is", RunError):
     run_extraction(job_of(photos), str(tmp_path / "cache"), THREADS)
 
@@ -168,7 +168,7 @@ def test_a_stall_stops_the_workers_and_says_so(
   with monkeypatch.context() as patch:
     patch.setattr(shard.Embedder, "__call__", hung)
     stalls = dataclasses.replace(job, stall_seconds=1)
-    with refused("has finished nothing for 1 s", RunError) as caught:
+    with refused("no shard finished in 1 s", RunError) as caught:
       run_extraction(stalls, str(out), ["--runner=DirectRunner"])
   assert "may still run" not in str(caught.value)
   assert len(calls) < 5  # of seven batches in all
