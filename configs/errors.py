@@ -1,4 +1,4 @@
-"""Errors that a person can mend; the command line prints them as one line.
+"""Errors that a person can fix; the command line prints each as one line.
 
 Everything else that escapes is a bug in oneshot-dp and keeps its traceback.
 """
@@ -7,7 +7,10 @@ import unicodedata
 
 
 class InputError(ValueError):
-  """What was asked cannot be done: the value, the place, the fix; exit 2."""
+  """The request cannot be carried out: the value, the place, the fix.
+
+  The exit status is 2.
+  """
 
 
 class BrokenImageError(InputError):
@@ -15,59 +18,95 @@ class BrokenImageError(InputError):
 
 
 class RunError(RuntimeError):
-  """The request was sound, the run failed (disk, worker, data loss); exit 1."""
+  """The request was sound, but the run failed (disk, worker, data loss).
+
+  The exit status is 1.
+  """
 
 
-_MOST_CLASSES = 1_000_000
-"""More are taken for a slip of the pen: each takes a row of every head."""
-_LONGEST_NAME = 1000
-_FORGES_LINES = ("Cc", "Cs", "Zl", "Zp")  # control, no UTF-8, line breaks
-_TURNS_ROUND = {*map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A)))}
+_MAX_CLASSES = 1_000_000
+"""More are taken for a typing error: each takes a row of every head."""
+_MAX_NAME_CHARACTERS = 1000
+_MAX_LINE_CHARACTERS = 200
+# Characters with which a name could forge a line of output, by their Unicode
+# category: controls, surrogates (invalid UTF-8), line and paragraph separators.
+_FORGING_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
+# Those that turn the direction of the text around them.
+_BIDI_CONTROLS = {
+  *map(chr, range(0x202A, 0x202F)),
+  *map(chr, range(0x2066, 0x206A)),
+}
 
 
 def check_name(place: str, name: object) -> None:
-  """Refuses what is no name: blank, very long, no text, control characters."""
-  if not (isinstance(name, str) and name.strip()):
-    raise InputError(f"{place}={name!a} must be a name, and not blank.")
-  if len(name) > _LONGEST_NAME:
+  """Checks that a value can be printed as a name.
+
+  Args:
+    place: what the name is of, for the message.
+    name: the value, which may come from a file.
+
+  Raises:
+    InputError: it is not a string, blank, very long, or has characters that
+      could forge a line of output.
+  """
+  if not isinstance(name, str) or not name.strip():
+    raise InputError(f"{place}={name!a} must be a non-empty string.")
+  if len(name) > _MAX_NAME_CHARACTERS:
     raise InputError(f"{place} has {len(name)} characters; shorten it.")
-  if any(map(_forges, name)):
+  if any(_can_forge_lines(character) for character in name):
     raise InputError(
-      f"{place}={name!a} has control characters, or is no UTF-8; mend it."
+      f"{place}={name!a} contains control characters or invalid UTF-8; remove"
+      " them."
     )
 
 
 def escaped(text: str, but: str = "\t\n") -> str:
-  """What a terminal shows of a text, whatever file it came from.
+  """Text as a terminal may show it, whatever file it came from.
 
-  Where it is a name, and not lines, `but` must be "".
+  Args:
+    text: text from outside.
+    but: characters to keep as they are; must be "" where the text is a name,
+      which has no lines.
+
+  Returns:
+    The text, with the others written as Python writes them in a string.
   """
   if text.isprintable():  # without a look at each character
     return text
-  return "".join(
-    ascii(c)[1:-1] if c not in but and _forges(c) else c for c in text
-  )
+  shown = []
+  for character in text:
+    if character not in but and _can_forge_lines(character):
+      shown.append(ascii(character)[1:-1])
+    else:
+      shown.append(character)
+  return "".join(shown)
 
 
 def one_line(error: BaseException) -> str:
-  """What an error of somebody else's says, on part of a line."""
-  said = escaped(" ".join(str(error).split())[:200]).rstrip(".")
-  return said or type(error).__name__
+  """The message of a library's error, for a part of a line of ours."""
+  message = " ".join(str(error).split())[:_MAX_LINE_CHARACTERS]
+  return escaped(message).rstrip(".") or type(error).__name__
 
 
-def _forges(c: str) -> bool:
-  return c in _TURNS_ROUND or unicodedata.category(c) in _FORGES_LINES
+def _can_forge_lines(character: str) -> bool:
+  if character in _BIDI_CONTROLS:
+    return True
+  return unicodedata.category(character) in _FORGING_CATEGORIES
 
 
 def check_num_classes(num_classes: int, place: str) -> None:
-  """Refuses more classes than anybody has, before memory is asked for."""
-  if num_classes > _MOST_CLASSES:
+  """Raises InputError for more classes than anybody has.
+
+  It is called before memory is allocated for them.
+  """
+  if num_classes > _MAX_CLASSES:
     raise InputError(
-      f"{place} makes {num_classes} classes: there are {_MOST_CLASSES} at most."
+      f"{place} makes {num_classes} classes: at most {_MAX_CLASSES} are"
+      " possible."
     )
 
 
 def check_positive(name: str, value: int | None) -> None:
-  """Refuses a number below 1; None is a setting that is not given."""
+  """Raises InputError for a number below 1; None is a setting not given."""
   if value is not None and value < 1:
     raise InputError(f"{name}={value} must be at least 1.")

@@ -1,16 +1,16 @@
-"""What an extraction is: images, a backbone, and a cache of its embeddings.
+"""The request for an extraction: images, a backbone, and how to embed them.
 
-Some are known by name, as data: `oneshot-dp extract NAME --out CACHE`.
+Some experiments have a name: `oneshot-dp extract NAME --out CACHE`.
 
     imagenet_*   the paper's five: the shorter side resized to 384, the central
                  256 x 256 cropped; `--views 16` is its augmented variant.
                  Mehta et al. (TMLR 2023), appendix D
     cifar*       TFDS downloads them
-    digits       the demo's: 1,797 digits of 8 x 8 pixels that come along
+    digits       the demo's: 1,797 digits of 8 x 8 pixels, in the package
 
 Of these only `digits` was run: ImageNet and its weights were not at hand. The
-weights were trained on ImageNet-21k, which contains ImageNet-1k's own
-photographs: the runs repeat the paper's, but no epsilon covers what the
+weights were trained on ImageNet-21k, which contains the photographs of
+ImageNet-1k: the runs repeat the paper's, but no epsilon covers what the
 backbone has seen of them. The paper's ResNet-50x4 was never published: give
 --weights. ViT-H/14 does not see the last 4 rows and columns of 256 pixels, as
 in the public code.
@@ -20,7 +20,7 @@ import dataclasses
 import difflib
 import pathlib
 import re
-from typing import Any, Literal
+from typing import Literal
 
 from oneshot_dp.configs.errors import InputError, check_name, check_positive
 
@@ -31,12 +31,12 @@ NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 
 EXAMPLE = "example"
 """The privacy unit where every row is one of its own."""
-# It is printed, and goes into receipts and model cards.
+# Unit names are printed, and go into receipts and model cards.
 _UNIT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9 _-]{0,39}")
 
 
 def check_unit_name(name: str) -> None:
-  """InputError: it cannot name a privacy unit coarser than an example."""
+  """Raises InputError unless it can name a unit of several examples."""
   if name == EXAMPLE or not _UNIT_NAME.fullmatch(name):
     raise InputError(
       f'unit name {name[:80]!a} must be a short public one such as "user" or'
@@ -46,26 +46,31 @@ def check_unit_name(name: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-  """Which labelled images; the location says of what kind they are.
+  """Where labeled images are; the location says what kind of source it is.
 
   Attributes:
-    location: a folder of a folder for each class, or of folders train/, test/ …
-      of such; FILE.npz; Parquet files or WebDataset tars, one, several or a
-      folder of them, also as shards/{00..12}.tar or shards/*.tar; gs:// and
-      s3:// URLs of any of these; tfds:NAME.
-    split: train, test …; default: the only one that there is.
-    name: public name of the data set; default: the location's last part.
-    image, label: column, array, feature or (of tars) extension that has them;
-      default: the only one that can be, `image`; the ClassLabel, `label`, cls.
+    location: a folder with one folder per class, or with folders train/, test/
+      and so on of such; FILE.npz; Parquet files or WebDataset tars: one,
+      several or a folder of them, also as shards/{00..12}.tar or shards/*.tar;
+      gs:// and s3:// URLs of any of these; tfds:NAME.
+    split: which split to read (default: the only one).
+    name: public name of the data set (default: the last part of the location).
+    image: column, array, feature or (of tars) extension that holds the images
+      (default: the only one that can, or `image`).
+    label: the same for the labels (default: the ClassLabel, `label`, or cls).
     class_names: all classes, public, where the data do not name them, or where
-      a class may be without an image.
+      a class may have no image.
     num_classes: K, where nothing names the classes: they are 0 to K - 1.
-    units: whose each image is, where somebody may have many. Of files: FILE.csv
-      whose header is "file," and the unit's public name (file,patient), or a
-      regular expression with one group of that name ('/(?P<patient>[^/_]+)_')
-      that is searched for in the path. Else a column, array or feature, whose
-      name is the unit's.
-    data_dir: where TFDS keeps its data; default: TFDS's own.
+    units: whose each image is, where somebody may have several. For files:
+      FILE.csv with the header "file," and the public name of the unit
+      (file,patient), or a regular expression with one group of that name
+      ('/(?P<patient>[^/_]+)_') that is searched for in the path. For tables: a
+      column, array or feature, which also names the unit.
+    data_dir: where TFDS keeps its data (default: where TFDS does).
+
+  Raises:
+    InputError: a number is below 1, a name cannot be printed, or `split` asks
+      for a part of a split.
   """
 
   location: tuple[str, ...]
@@ -80,11 +85,15 @@ class SourceConfig:
 
   def __post_init__(self):
     check_positive("--num-classes", self.num_classes)
-    for name in self.location or ("",):
-      check_name("location", name)
-    for name in (*self.class_names, *filter(None, [self.name])):
-      check_name("name", name)
-    if "%" in (self.split or ""):
+    if not self.location:
+      raise InputError("location is empty: give a folder, file or URL.")
+    for place in self.location:
+      check_name("location", place)
+    for class_name in self.class_names:
+      check_name("name", class_name)
+    if self.name:
+      check_name("name", self.name)
+    if self.split is not None and "%" in self.split:
       raise InputError(
         f"--split {self.split!a}: parts are chosen when a cache is read, by"
         " `train --rows '[:80%]'`; extract the whole split."
@@ -96,10 +105,13 @@ class PreprocessConfig:
   """Changes to the backbone's own `Preprocessing`.
 
   Attributes:
-    image_size: side of the square that the backbone takes, pixels.
+    image_size: side, in pixels, of the square that the backbone takes.
     resize: a number: the shorter side is resized to this many pixels, then the
-      central square cropped. "square": both sides are resized straight to
+      central square is cropped. "square": both sides are resized straight to
       `image_size`. Default: the backbone's own, in proportion.
+
+  Raises:
+    InputError: a number is below 1.
   """
 
   image_size: int | None = None
@@ -113,23 +125,30 @@ class PreprocessConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExtractConfig:
-  """One extraction: a split of a source through a backbone into a cache.
+  """One extraction: a split of a source, through a backbone, into a cache.
 
   Attributes:
+    source: where the images are.
     backbone: a listed name, or FILE.py:FUNCTION, a function of the user's own.
-    weights: a path, gs:// or s3:// URL, or hf://OWNER/REPO[@REVISION]/FILE;
-      default: those that the name stands for.
-    weights_sha256: what their SHA-256 must be, in hexadecimal.
-    embedding: where in the backbone it is taken; default: its usual place.
-    compute_dtype: of the matrix products; normalisation and softmax stay in
-      float32. Default: bfloat16 on a TPU or GPU, float32 on a CPU.
-    views: the mean over so many random views of each image (inception crop and
-      flip) is stored, instead of the embedding of its centre.
-    batch_size: images per device call, all local devices together; default: 16
-      for each CPU device, 64 for each TPU chip, 256 for each GPU.
+    weights: a path, gs:// or s3:// URL, or hf://OWNER/REPO[@REVISION]/FILE
+      (default: the backbone's published weights).
+    weights_sha256: the SHA-256 that the file must have, in hexadecimal.
+    embedding: the layer that is read (default: the backbone's usual one).
+    compute_dtype: dtype of matrix products; normalization and softmax stay in
+      float32 (default: bfloat16 on a TPU or GPU, float32 on a CPU).
+    preprocess: changes to the backbone's own preprocessing.
+    views: store the mean over this many random views of each image (inception
+      crop and flip) instead of the embedding of its center.
+    batch_size: images per device call, all local devices together (default: 16
+      for each CPU device, 64 for each TPU chip, 256 for each GPU).
+    embedding_dtype: dtype that embeddings are stored in.
     shard_rows: images per shard; a kill loses one shard of work.
-    on_decode_error: "skip" leaves out images that cannot be decoded.
-    stall_seconds: a job on Beam ends when no shard was finished for so long.
+    on_decode_error: "fail" stops at an image that cannot be decoded; "skip"
+      leaves it out.
+    stall_seconds: a job on Beam is stopped if no shard finishes for so long.
+
+  Raises:
+    InputError: a number is below 1.
   """
 
   source: SourceConfig
@@ -147,37 +166,50 @@ class ExtractConfig:
   stall_seconds: int = 3600
 
   def __post_init__(self):
-    for field, value in vars(self).items():
-      if isinstance(value, int):
-        check_positive(f"--{field.replace('_', '-')}", value)
+    check_positive("--views", self.views)
+    check_positive("--batch-size", self.batch_size)
+    check_positive("--shard-rows", self.shard_rows)
+    check_positive("--stall-seconds", self.stall_seconds)
 
 
-def _job(place: str, backbone: str, **more: Any) -> ExtractConfig:
-  source = SourceConfig(location=(place,))
-  return ExtractConfig(source=source, backbone=backbone, **more)
+def _experiment(location: str, backbone: str) -> ExtractConfig:
+  source = SourceConfig(location=(location,))
+  return ExtractConfig(source=source, backbone=backbone)
+
+
+def _paper_experiment(backbone: str) -> ExtractConfig:
+  """ImageNet as the paper embeds it."""
+  return ExtractConfig(
+    source=SourceConfig(location=("tfds:imagenet2012",)),
+    backbone=backbone,
+    compute_dtype="bfloat16",
+    preprocess=PreprocessConfig(image_size=256, resize=384),
+  )
 
 
 _DIGITS = str(pathlib.Path(__file__).with_name("digits.npz"))
-_CROP = PreprocessConfig(image_size=256, resize=384)
-_PAPER: dict[str, Any] = {"compute_dtype": "bfloat16", "preprocess": _CROP}
 EXPERIMENTS: dict[str, ExtractConfig] = {
-  f"imagenet_{name}": _job("tfds:imagenet2012", name, **_PAPER)
-  for name in ("vit_b16", "vit_l16", "vit_h14", "bit_r50x4", "bit_r152x4")
-} | {
-  "cifar10_vit_b16": _job("tfds:cifar10", "vit_b16"),
-  "cifar10_vit_ti16": _job("tfds:cifar10", "vit_ti16"),
-  "cifar100_vit_b16": _job("tfds:cifar100", "vit_b16"),
-  "digits": _job(_DIGITS, "glyph_vit"),
+  "imagenet_vit_b16": _paper_experiment("vit_b16"),
+  "imagenet_vit_l16": _paper_experiment("vit_l16"),
+  "imagenet_vit_h14": _paper_experiment("vit_h14"),
+  "imagenet_bit_r50x4": _paper_experiment("bit_r50x4"),
+  "imagenet_bit_r152x4": _paper_experiment("bit_r152x4"),
+  "cifar10_vit_b16": _experiment("tfds:cifar10", "vit_b16"),
+  "cifar10_vit_ti16": _experiment("tfds:cifar10", "vit_ti16"),
+  "cifar100_vit_b16": _experiment("tfds:cifar100", "vit_b16"),
+  "digits": _experiment(_DIGITS, "glyph_vit"),
 }
 
 
 def load_experiment(name: str) -> ExtractConfig:
-  """An experiment by its name; InputError: there is none."""
-  if name not in EXPERIMENTS:
-    near = difflib.get_close_matches(name, EXPERIMENTS, n=3)
-    raise InputError(
-      f"{name[:80]!a} is no file, folder or URL, nor an experiment:"
-      f" {'did you mean' if near else 'there are'}"
-      f" {', '.join(near or EXPERIMENTS)}."
-    )
-  return EXPERIMENTS[name]
+  """Returns an experiment by its name; InputError: it does not exist."""
+  if name in EXPERIMENTS:
+    return EXPERIMENTS[name]
+  similar = difflib.get_close_matches(name, EXPERIMENTS, n=3)
+  if similar:
+    advice = f"did you mean {', '.join(similar)}"
+  else:
+    advice = f"there are {', '.join(EXPERIMENTS)}"
+  raise InputError(
+    f"{name[:80]!a} is not a file, folder or URL, nor an experiment: {advice}."
+  )

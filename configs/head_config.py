@@ -1,4 +1,4 @@
-"""Which head to train, and how, privacy aside."""
+"""The request for a head, except for its privacy: its name and options."""
 
 import dataclasses
 import hashlib
@@ -9,15 +9,19 @@ from oneshot_dp.configs.errors import InputError
 
 OneStepName = Literal["lamb", "adam", "momentum"]
 HeadName = Literal["auto", OneStepName]
+_MIN_DIFFERENCE = 2**-40
+"""Vectors of classes that differ by less of their largest value are equal."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PublicStart:
-  """A vector for each class, by whose products with rows they are ranked.
+  """Public vectors, one per class, that a head may start from at no cost.
+
+  Classes are ranked by the products of their vectors with an embedding.
 
   Attributes:
-    vectors: array [K, d] float64, no function of the private rows or labels.
-    sha256: of the file that they were read from, or of the array.
+    vectors: array [K, d] float64; must not depend on private rows or labels.
+    sha256: SHA-256 of the file that they were read from, or of the array.
   """
 
   vectors: Any  # so that --help does not wait for NumPy
@@ -33,41 +37,69 @@ class PublicStart:
     names: Sequence[str] = (),
     sha256: str = "",
   ) -> Self:
-    """InputError: not [K, d] numbers; a vector that ranks nothing."""
+    """Checks vectors and makes a start of them.
+
+    Args:
+      vectors: numbers [K, d].
+      num_classes: K.
+      feature_dim: d.
+      names: names of the classes, for messages (default: their numbers).
+      sha256: SHA-256 of the file that they come from (default: the array's).
+
+    Returns:
+      The start.
+
+    Raises:
+      InputError: these are not [K, d] numbers, or a vector ranks nothing.
+    """
+    # Here, so that `--help` does not wait for NumPy.
     import numpy as np
 
-    array, wanted = np.asarray(vectors), (num_classes, feature_dim)
-    if array.dtype.kind not in "fiu" or array.shape != wanted:
+    array = np.asarray(vectors)
+    shape = (num_classes, feature_dim)
+    if array.dtype.kind not in "fiu" or array.shape != shape:
       raise InputError(
         f"start is {array.dtype} {array.shape}: give numbers of shape"
-        f" {wanted}, a vector for each class."
+        f" {shape}, a vector for each class."
       )
     array = array.astype(np.float64)
-    for i, vector in enumerate(array):
-      if not np.isfinite(vector).all() or not vector.any():
-        what = "zeros only" if np.isfinite(vector).all() else "not finite"
-        raise InputError(
-          f"start of class {names[i] if names else i!r} is {what}: give a"
-          " vector that tells the class from others."
-        )
-    digest = hashlib.sha256(array.tobytes()).hexdigest()
-    start = cls(vectors=array, sha256=sha256 or digest)
-    if num_classes > 1 and abs(start.kernel()).max() < 2**-40:
-      raise InputError("start is one vector for all classes: it ranks none.")
+    for index, vector in enumerate(array):
+      if not np.isfinite(vector).all():
+        fault = "not finite"
+      elif not vector.any():
+        fault = "zeros only"
+      else:
+        continue
+      name = repr(names[index]) if names else str(index)
+      raise InputError(
+        f"start of class {name} is {fault}: give a vector that tells the class"
+        " from others."
+      )
+    if not sha256:
+      sha256 = hashlib.sha256(array.tobytes()).hexdigest()
+    start = cls(vectors=array, sha256=sha256)
+    if num_classes > 1 and abs(start.kernel()).max() < _MIN_DIFFERENCE:
+      raise InputError(
+        "start is one vector for all classes: it ranks none above another."
+      )
     return start
 
   def kernel(self) -> Any:
-    """[d, K], without the mean of the classes, which ranks none."""
+    """The vectors as a kernel [d, K], without the mean over classes.
+
+    The mean adds the same to the score of every class, so it ranks none. The
+    largest value is brought to 1 first, so that nothing overflows.
+    """
     kernel = self.vectors.T / abs(self.vectors).max()
     return kernel - kernel.mean(axis=1, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadOptions:
-  """Settings of `auto`; the heads of one step have none.
+  """Options of the head `auto`; the heads of one step have none.
 
   Attributes:
-    balanced: accuracy as a mean over classes of very different sizes.
+    balanced: weight all classes equally, however rare.
     start: public vectors by class, to start from at no cost.
   """
 
@@ -75,6 +107,8 @@ class HeadOptions:
   start: PublicStart | None = None
 
   def as_json(self) -> dict[str, Any]:
-    """What a receipt says of them."""
-    start = {"start_sha256": self.start.sha256} if self.start else {}
-    return {"balanced": self.balanced, **start}
+    """The options as a receipt states them."""
+    options: dict[str, Any] = {"balanced": self.balanced}
+    if self.start is not None:
+      options["start_sha256"] = self.start.sha256
+    return options

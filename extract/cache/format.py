@@ -253,7 +253,7 @@ class CacheInfo:
         raise ValueError(f"format {version!r}, not {FORMAT_VERSION}")
       fingerprint = fields.pop("fingerprint", None)
       info = msgspec.convert(fields, cls)
-      info._check_parts(fingerprint)
+      _check_parts(info, fingerprint)
     except (ValueError, RecursionError) as e:
       reason = ascii(str(e))[1:_MAX_REASON_CHARACTERS]
       raise InputError(
@@ -261,13 +261,14 @@ class CacheInfo:
       ) from e
     return info
 
-  def _check_parts(self, fingerprint: Any) -> None:
-    """Raises ValueError unless fingerprint and shards are those of the rest."""
-    files = [shard.file for shard in self.shards]
-    expected = [self.shard_name(index) for index in range(len(files))]
-    is_complete = len(files) == self.num_shards
-    if self.fingerprint != fingerprint or files != expected or not is_complete:
-      raise ValueError("its parts do not fit each other")
+
+def _check_parts(info: CacheInfo, fingerprint: Any) -> None:
+  """Raises ValueError unless fingerprint and shards are those of the rest."""
+  files = [shard.file for shard in info.shards]
+  expected = [info.shard_name(index) for index in range(len(files))]
+  is_complete = len(files) == info.num_shards
+  if info.fingerprint != fingerprint or files != expected or not is_complete:
+    raise ValueError("its parts do not fit each other")
 
 
 def image_key(image: bytes | np.ndarray) -> UInt64[np.ndarray, "2"]:

@@ -42,7 +42,7 @@ _LOOK_SECONDS = 2.0
 """How often a worker looks for the stop file."""
 
 
-class Stopped(RunError):
+class StoppedError(RunError):
   """The launcher told the workers of its job to stop."""
 
 
@@ -56,13 +56,13 @@ class _StopFile:
     self._is_there = False
 
   def check(self) -> None:
-    """Raises Stopped if the launch was told to stop."""
+    """Raises StoppedError if the launch was told to stop."""
     now = time.monotonic()
     if not self._is_there and now - self._looked_at > _LOOK_SECONDS:
       self._is_there = _read(self._out, f"stop.{self._run}") is not None
       self._looked_at = now
     if self._is_there:
-      raise Stopped("the job was told to stop")
+      raise StoppedError("the job was told to stop")
 
 
 class _Launches:
@@ -135,7 +135,7 @@ def extract(index: int, out: str, run: str) -> Iterator[tuple[int, bytes]]:
     the launch was told to stop.
   """
   stop_file = _launches.stop_file(out, run)
-  with contextlib.suppress(Stopped):
+  with contextlib.suppress(StoppedError):
     stop_file.check()
     job = _launches.job(run, lambda: load_job(out, run))
     shard = extract_shard(job, index, stop_file.check)

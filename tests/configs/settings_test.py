@@ -62,7 +62,7 @@ def test_what_is_no_name_and_errors_without_words():
   assert one_line(ValueError("a\n  b.")) == "a b"
   assert len(one_line(ValueError("x" * 9999))) == 200
   check_num_classes(1_000_000, "it")
-  with refused("it makes 1000001 classes: there are 1000000 at most"):
+  with refused("it makes 1000001 classes: at most 1000000 are possible"):
     check_num_classes(1_000_001, "it")
 
 
@@ -85,7 +85,7 @@ def start(vectors, names=("a", "b", "c"), **settings):
   [
     (source, {"num_classes": 0}, "--num-classes=0 must be at least 1"),
     (source, {"split": "train[:80%]"}, r"--rows '\[:80%\]'"),
-    (source, {"class_names": ("a", " ")}, "not blank"),
+    (source, {"class_names": ("a", " ")}, "non-empty"),
     (source, {"name": "\x1b"}, "control characters"),
     (source, {"location": ()}, "location"),
     (job, {"views": 0}, "--views=0 must be at least 1"),
@@ -115,12 +115,12 @@ def start(vectors, names=("a", "b", "c"), **settings):
     ),
     (make_info, {"class_names": ()}, "class_names is empty"),
     (make_info, {"class_names": ("a", "b\n")}, "control characters"),
-    (make_info, {"dataset": " "}, "must be a name"),
+    (make_info, {"dataset": " "}, "must be a non-empty string"),
     (make_info, {"unit": "x\x1b[1m"}, "unit name"),
     (make_info, {"backbone": {}}, "backbone=None"),
     (load_experiment, {"name": "cifar10_vit_ti61"}, "mean cifar10_vit_ti16"),
     (load_experiment, {"name": ""}, "nor an experiment: there are imagenet_v"),
-    (load_experiment, {"name": "os.path\x1b"}, r"'os.path\\x1b' is no file"),
+    (load_experiment, {"name": "os.path\x1b"}, r"'os.path\\x1b' is not a file"),
   ],
 )
 def test_settings_that_cannot_be(make, settings, said):

@@ -111,7 +111,7 @@ import empty --out o -> empty has no .parquet file: name a file to import.
 import fifo.npz --out o -> not a regular file
 inspect nowhere -> nowhere is not there: name a folder or a file.
 extract empty -> extract needs --out CACHE; see
-extract nowhere --out o -> 'nowhere' is no file, folder or URL, nor an experimen
+extract nowhere --out o -> 'nowhere' is not a file, folder or URL, nor an exper
 """
 
 
