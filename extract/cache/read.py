@@ -21,10 +21,10 @@ from oneshot_dp.extract.cache.format import (
   tfds_files,
 )
 from oneshot_dp.extract.cache.keys import embedding_keys, in_part
+from oneshot_dp.extract.cache.row_values import stored_norm
 from oneshot_dp.extract.cache.shard_file import (
   StoredShard,
   read_shard,
-  stored_norm,
 )
 from oneshot_dp.extract.threads import prefetch_map
 

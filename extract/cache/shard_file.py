@@ -1,8 +1,8 @@
 """One shard of a cache: a file of blocks of rows that is written once.
 
-Rows are checked and cast (`validate_and_cast_rows`), encoded in memory
-(`encode_shard`), and put under their final name unless that name is taken
-(`put_shard`). `read_shard` reads one back, no matter who wrote it.
+Rows are encoded in memory (`encode_shard`), and put under their final name
+unless that name is taken (`put_shard`). `read_shard` reads one back, no matter
+who wrote it.
 """
 
 import dataclasses
@@ -17,15 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from array_record.python import array_record_module
-from jaxtyping import Float, Float32
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract import files, storage
 from oneshot_dp.extract.cache.format import (
   BLOCK_ROWS,
-  DTYPES,
   CacheInfo,
-  Column,
   Rows,
   Shard,
   sha256_of,
@@ -33,7 +30,6 @@ from oneshot_dp.extract.cache.format import (
 
 JOB_COLUMN = "job"
 """In each record, beside the columns: the digest of its job, 32 bytes."""
-_FLOATS = (np.dtype(np.float64), *DTYPES.values())
 _MAX_OVERHEAD_BYTES = 1 << 26
 """Bytes of a shard beside its rows; a block alone takes up to 128 KiB."""
 
@@ -327,110 +323,3 @@ def load_existing_shard(out: str, job: CacheJob, name: str) -> Shard | None:
     f"{store.display_path(name)} {fault}; remove {store.display_path()}, or"
     " choose another --out."
   )
-
-
-def validate_and_cast_rows(rows: Rows, info: CacheInfo, place: str) -> Rows:
-  """Checks rows and casts them to the dtypes of the cache.
-
-  Args:
-    rows: all columns but `embedding_norm`, which is computed here.
-    info: the metadata that they must fit.
-    place: whose rows they are, for messages.
-
-  Returns:
-    All columns of the cache.
-
-  Raises:
-    InputError: columns, shapes or dtypes that the cache does not take, an
-      embedding that is not finite in the precision it is stored in, or a label
-      outside [0, K). The message names the example's id, never its label or
-      embedding.
-  """
-  _check_columns(rows, info, place)
-  columns = info.columns()
-  with np.errstate(over="ignore", invalid="ignore"):
-    stored = rows["embedding"].astype(columns["embedding"].dtype)
-    norm = stored_norm(stored)
-  _check_values(rows, stored, norm, info, place)
-  complete = rows | {"embedding": stored, "embedding_norm": norm}
-  cast = {}
-  for name, column in columns.items():
-    cast[name] = complete[name].astype(column.dtype, copy=False)
-  return cast
-
-
-def _check_columns(rows: Rows, info: CacheInfo, place: str) -> None:
-  """Raises InputError unless names, shapes and dtypes fit the cache."""
-  columns = info.columns()
-  names = sorted(columns.keys() - {"embedding_norm"})
-  if sorted(rows) != names:
-    raise InputError(f"{place}: got columns {sorted(rows)}; expected {names}.")
-  num_rows = len(rows["embedding"])
-  for name in names:
-    column = columns[name]
-    shape = (num_rows, *column.shape)
-    values = rows[name]
-    if values.shape != shape or not _takes(column, name, values.dtype):
-      raise InputError(
-        f"{place}: {name} is {values.dtype} {list(values.shape)}; the cache"
-        f" takes {column.dtype} {list(shape)}, or what it holds."
-      )
-
-
-def _takes(column: Column, name: str, dtype: np.dtype) -> bool:
-  """Whether values of this dtype can become the column's."""
-  if dtype == column.dtype:
-    return True
-  if name == "embedding":
-    return dtype in _FLOATS
-  return dtype.kind in "iu" and np.can_cast(dtype, np.int64)
-
-
-def _check_values(
-  rows: Rows, stored: np.ndarray, norm: np.ndarray, info: CacheInfo, place: str
-) -> None:
-  """Raises InputError for the first row of values that a cache cannot hold."""
-  k = info.num_classes
-  label = rows["label"]
-  is_class = (label >= 0) & (label < k)
-  is_finite = np.isfinite(rows["embedding"]).all(axis=1)
-  fits = np.isfinite(stored).all(axis=1) & np.isfinite(norm)
-  overflow = (
-    f"an embedding that overflows {info.embedding_dtype}: scale it, or store"
-    " float32"
-  )
-  for is_good, fault in (
-    (is_class, f"a label outside [0, {k})"),
-    (is_finite, "an embedding that is not finite"),
-    (fits, overflow),
-  ):
-    if not is_good.all():
-      first = rows["example_id"][~is_good][0]
-      raise InputError(f"{place}: example_id {first} has {fault}.")
-
-
-def stored_norm(
-  embedding: Float[np.ndarray, "rows d"],
-) -> Float32[np.ndarray, " rows"]:
-  """L2 norm of each row as stored, the same bits on every machine.
-
-  ‖x‖ = float32(√Σ x²), in float64 and rounded once; relative error under 2⁻²³
-  (over 2⁻¹²⁶, float32's least normal number). The sum halves the row again and
-  again with elementwise additions, because the order in which numpy's own
-  reductions add depends on the width of the CPU's vectors.
-
-  Args:
-    embedding: rows in the dtype that they are stored in.
-
-  Returns:
-    One norm per row.
-  """
-  total = np.square(embedding, dtype=np.float64)
-  width = total.shape[1]
-  while width > 1:
-    half = width // 2
-    total[:, :half] += total[:, width - half :]
-    total = total[:, : width - half]
-    width = total.shape[1]
-  with np.errstate(over="ignore"):
-    return np.sqrt(total[:, 0]).astype(np.float32)

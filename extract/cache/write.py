@@ -37,12 +37,12 @@ from oneshot_dp.extract.cache.format import (
 )
 from oneshot_dp.extract.cache.keys import embedding_keys
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
+from oneshot_dp.extract.cache.row_values import validate_and_cast_rows
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
   encode_shard,
   load_existing_shard,
   put_shard,
-  validate_and_cast_rows,
 )
 
 JOB_FILE = "job.json"

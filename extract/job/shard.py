@@ -20,12 +20,12 @@ from oneshot_dp.configs.errors import BrokenImageError
 from oneshot_dp.configs.extract_config import EXAMPLE, ExtractConfig
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import Rows, Shard, image_key
+from oneshot_dp.extract.cache.row_values import validate_and_cast_rows
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
   encode_shard,
   load_existing_shard,
   put_shard,
-  validate_and_cast_rows,
 )
 from oneshot_dp.extract.images import (
   DecodeError,

@@ -11,12 +11,14 @@ import pytest
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import check_cache, describe, open_cache
+from oneshot_dp.extract.cache.row_values import (
+  stored_norm,
+  validate_and_cast_rows,
+)
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
   encode_shard,
   put_shard,
-  stored_norm,
-  validate_and_cast_rows,
 )
 from oneshot_dp.extract.cache.write import (
   finalize,

@@ -12,12 +12,12 @@ import numpy as np
 
 from oneshot_dp.extract.cache.format import CacheInfo, Rows, image_key
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
+from oneshot_dp.extract.cache.row_values import validate_and_cast_rows
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
   encode_shard,
   load_existing_shard,
   put_shard,
-  validate_and_cast_rows,
 )
 from oneshot_dp.extract.cache.write import (
   finalize,

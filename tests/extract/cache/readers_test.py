@@ -10,10 +10,10 @@ from oneshot_dp.configs.extract_config import EXAMPLE
 from oneshot_dp.extract.cache import shard_file
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import check_cache, open_cache
+from oneshot_dp.extract.cache.row_values import stored_norm
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
   encode_shard,
-  stored_norm,
 )
 from tests.extract.cache.caches import columns, import_rows, make_info, run_job
 
