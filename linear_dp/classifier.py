@@ -130,14 +130,14 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
     return self
 
   def decision_function(self, X: Any) -> np.ndarray:
-    """Returns logits [n, K]; for two classes their difference, [n]."""
-    logits = self._fitted_head().logits(self._valid_rows(X))
+    """Returns scaled logits [n, K]; for two classes their difference, [n]."""
+    logits = self._fitted_head().scaled_logits(self._valid_rows(X))
     if logits.shape[1] == 2:
       return logits[:, 1] - logits[:, 0]
     return logits
 
   def predict_proba(self, X: Any) -> np.ndarray:
-    """Returns the softmax of the logits, [n, K]; it is not calibrated."""
+    """Returns probabilities [n, K]; see `PrivateHead.predict_proba`."""
     return self._fitted_head().predict_proba(self._valid_rows(X))
 
   def predict(self, X: Any) -> np.ndarray:

@@ -14,6 +14,8 @@ from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.train import TrainedHead
 
+_SHARPNESS = 25.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class PrivateHead:
@@ -92,9 +94,37 @@ class PrivateHead:
       )
     return logits
 
+  def scaled_logits(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
+    """Returns logits whose softmax is about as sure as the head is right.
+
+        25·logits/(‖x‖·mean length of a class's weights)
+
+    The lengths of rows and weights say nothing of how sure a head is, so they
+    are divided out. The constant 25 is public, and was chosen on CIFAR-10,
+    EuroSAT and handwritten digits, where the log-loss of `auto` and `lamb` is
+    at most a third more than with the best constant for each head and set. It
+    is no calibration on your classes; that would need labels, and budget.
+
+    Args:
+      embeddings: see `logits`.
+
+    Raises:
+      InputError: see `logits`.
+    """
+    logits = self.logits(embeddings).astype(np.float64)
+    length = np.linalg.norm(np.asarray(self.head.kernel, float), axis=0).mean()
+    if not self.head.unit_norm:
+      rows = np.asarray(embeddings).astype(np.float64)
+      length = length * np.linalg.norm(rows, axis=1, keepdims=True)
+    # A row or a kernel of zeros has no direction: all its logits are biases.
+    scale = np.divide(
+      _SHARPNESS, length, out=np.ones_like(length), where=length > 0
+    )
+    return scale * logits
+
   def predict_proba(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
-    """Returns the softmax of the logits, in float64: *not calibrated*."""
-    return special.softmax(self.logits(embeddings).astype(float), axis=1)
+    """Returns the softmax of `scaled_logits`, in float64."""
+    return special.softmax(self.scaled_logits(embeddings), axis=1)
 
   def predict(self, embeddings: Any) -> Int64[np.ndarray, " n"]:
     """Returns the class with the largest logit; the first of equal ones."""

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from scipy import special
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadOptions
@@ -19,11 +20,16 @@ from oneshot_dp.linear_dp.api import (
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import HEADS, cost, train
+from tests.pipeline.image_heads import digits, embeddings, glyph_vit
 from tests.sample_caches import clusters
 
 N, D, K = 400, 6, 4
 DELTA = 1e-4
 ROWS, LABEL = clusters((N // K,) * K, D)
+
+
+def log_loss(chances, label):
+  return -np.log(chances[np.arange(len(label)), label]).mean()
 
 
 def heads(**changes: Any):
@@ -170,6 +176,35 @@ def test_predictions_are_those_that_evaluate_heads_counts():
   chances = head.predict_proba(ROWS)
   np.testing.assert_allclose(chances.sum(axis=1), 1)
   np.testing.assert_array_equal(chances.argmax(axis=1), head.predict(ROWS))
+
+
+@pytest.mark.parametrize("head", ["auto", "lamb"])
+def test_predict_proba_is_about_as_sure_as_the_head_is_right(head):
+  """Within a third of the log-loss at the best constant, not near uniform."""
+  images, label = digits("train")
+  rows = embeddings(glyph_vit(), images)
+  test_images, test_label = digits("test")
+  test_rows = embeddings(glyph_vit(), test_images)
+  trained = train_head(
+    rows, label, num_classes=10, epsilon=4.0, delta=1e-4, head=head
+  )
+
+  found = log_loss(trained.predict_proba(test_rows), test_label)
+
+  logits = np.log(trained.predict_proba(test_rows))
+  best = min(
+    log_loss(special.softmax(scale * logits, axis=1), test_label)
+    for scale in np.geomspace(0.1, 10, 40)
+  )
+  assert found < 1.34 * best + 0.01
+  assert found < 0.2 < log_loss(np.full((1, 10), 0.1), test_label[:1])
+
+
+def test_predict_proba_of_a_row_of_zeros_is_finite():
+  for head in ("auto", "lamb"):
+    (trained,) = heads(head=head)
+    chances = trained.predict_proba(np.zeros((2, D)))
+    np.testing.assert_allclose(chances.sum(axis=1), 1)
 
 
 @pytest.mark.parametrize("head", ["momentum", "auto"])
