@@ -1,8 +1,9 @@
-"""From (epsilon, delta) to μ² and back, always to the safe side.
+"""Converts (ε, δ) to μ² and back, always rounding to the safe side.
 
-A Gaussian release of noise multiplier σ is μ-Gaussian DP with μ² = σ⁻², and
-μ² of many releases, each chosen after those before it, add up. dp_accounting
-solves for σ, which is raised until the theorem, in 50 digits, holds of it.
+A Gaussian release with noise multiplier σ is μ-Gaussian DP with μ² = σ⁻². The
+μ² of many releases add up, also when each is chosen after the results of those
+before it. dp_accounting solves for σ in floating point; the result is then
+moved to the safe side until the theorem holds for it in 50 digits.
 
 Sources: Balle & Wang, "Improving the Gaussian Mechanism for Differential
 Privacy" (ICML 2018), theorem 8; Dong, Roth & Su, "Gaussian Differential
@@ -23,12 +24,18 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError
 
 ACCOUNTANT = "dp_accounting.gaussian_mechanism (analytic, Balle & Wang 2018)"
-NEIGHBORING_RELATION = "REPLACE_SPECIAL"  # a unit or nothing, with n public
-LARGE_EPSILON = 20.0  # to be allow_weak_privacy on
-_MARGIN = 1e-9  # relative, above the error of the solver in float64
+NEIGHBORING_RELATION = "REPLACE_SPECIAL"
+"""One data set has a privacy unit where the other has nothing; n is public."""
+
+LARGE_EPSILON = 20.0
+"""A larger ε needs `allow_weak_privacy`."""
+
+_MARGIN = 1e-9  # relative, larger than the error of the solver in float64
 _MAX_EPSILON = 1e6
-_MAX_NOISE_MULTIPLIER = 2.0**17  # its parts still fit the noise of int64 sums
-_DIGITS = 50  # far more than cancel where epsilon and 1/σ are small
+# The noise of shares of the budget still fits int64 sums.
+_MAX_NOISE_MULTIPLIER = 2.0**17
+# Far more digits than cancel where ε and 1/σ are small.
+_DIGITS = 50
 
 
 def check_budget(
@@ -38,7 +45,18 @@ def check_budget(
   allow_weak_privacy: bool = False,
   flag: str = "epsilon",
 ) -> None:
-  """InputError for an (epsilon, delta) that is not a privacy guarantee."""
+  """Refuses an (ε, δ) that is not a privacy guarantee.
+
+  Args:
+    epsilon: ε.
+    delta: δ.
+    allow_weak_privacy: whether an ε above 20 is accepted.
+    flag: what messages call ε.
+
+  Raises:
+    InputError: ε is not positive, or is too large; δ is outside (0, 1); or both
+      are so small that nothing could be learned.
+  """
   if not 0 < epsilon <= _MAX_EPSILON:
     raise InputError(
       f"{flag}={epsilon:g} must be positive, and at most {_MAX_EPSILON:g}; for"
@@ -47,7 +65,7 @@ def check_budget(
   if epsilon > LARGE_EPSILON and not allow_weak_privacy:
     raise InputError(
       f"{flag}={epsilon:g} is more than {LARGE_EPSILON:g} and protects almost"
-      " nobody: give a smaller one, or insist with --weak-privacy."
+      " nobody: give a smaller one, or allow it with --weak-privacy."
     )
   _check_delta(delta)
   if _delta(_MAX_NOISE_MULTIPLIER**-2, epsilon) > delta:
@@ -60,12 +78,22 @@ def check_budget(
 def check_delta(
   delta: float, n: int, *, allow_weak_privacy: bool = False
 ) -> None:
-  """InputError for a delta that publishing a random example would satisfy."""
+  """Refuses a δ that would allow publishing an example outright.
+
+  Args:
+    delta: δ.
+    n: the number of private rows.
+    allow_weak_privacy: whether a δ of 1/n or more is accepted.
+
+  Raises:
+    InputError: δ is outside (0, 1), or is 1/n or more.
+  """
   _check_delta(delta)
   if delta >= 1 / n and not allow_weak_privacy:
     raise InputError(
-      f"delta={delta:g} is not below 1/n = {1 / n:.2g}: publishing one example"
-      " would pass for private; give a smaller one, or insist (--weak-privacy)."
+      f"delta={delta:g} is not below 1/n = {1 / n:.2g}: such a delta would"
+      " allow publishing an example outright; give a smaller one, or allow it"
+      " with --weak-privacy."
     )
 
 
@@ -76,39 +104,71 @@ def _check_delta(delta: float) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def mu_squared_from_epsilon(epsilon: float, delta: float) -> float:
-  """The most μ² that is (ε, δ)-private, rounded down.
+  """Computes the largest μ² that is (ε, δ)-DP, rounded down.
 
       Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) ≤ δ
 
   >>> round(mu_squared_from_epsilon(1.0, 1e-6), 4)
   0.056
 
-  InputError: the budget is none, or needs absurd noise.
+  Args:
+    epsilon: ε.
+    delta: δ.
+
+  Returns:
+    μ², the sum of σ⁻² over all releases that the budget pays for.
+
+  Raises:
+    InputError: (ε, δ) is not a guarantee, or needs absurd noise.
+
+  Source: Balle & Wang (2018), theorem 8.
   """
   check_budget(epsilon, delta, allow_weak_privacy=True)
-  from dp_accounting import gaussian_mechanism  # brings SciPy: a second
+  from dp_accounting import gaussian_mechanism  # imports SciPy: one second
 
-  # On its way the solver passes δ = 0, whose logarithm numpy warns of.
+  # On its way, the solver passes δ = 0, for whose logarithm NumPy warns.
   with np.errstate(divide="ignore"):
     sigma = gaussian_mechanism.get_sigma_gaussian(float(epsilon), delta)
-  bought = float(sigma) ** -2 * (1 - _MARGIN)
-  while _delta(bought, epsilon) > delta:
-    bought *= 1 - _MARGIN
-  return bought
+  # The solver's error may be on either side: μ² is lowered until the theorem
+  # holds for it in many digits.
+  mu_squared = float(sigma) ** -2 * (1 - _MARGIN)
+  while _delta(mu_squared, epsilon) > delta:
+    mu_squared *= 1 - _MARGIN
+  return mu_squared
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
-  """σ = 1/μ of one Gaussian release that (ε, δ) buys, rounded up."""
+  """Computes σ = 1/μ of one Gaussian release that is (ε, δ)-DP, rounded up.
+
+  Args:
+    epsilon: ε.
+    delta: δ.
+
+  Returns:
+    σ, the standard deviation of the noise over the sensitivity.
+
+  Raises:
+    InputError: (ε, δ) is not a guarantee, or needs absurd noise.
+  """
   return mu_squared_from_epsilon(epsilon, delta) ** -0.5 * (1 + 2**-50)
 
 
 @functools.lru_cache(maxsize=4096)
 def epsilon_of(mu_squared: float, delta: float) -> float:
-  """The ε ≥ 0 of releases that cost μ² together, rounded up.
+  """Computes the ε ≥ 0 of releases that cost μ² together, rounded up.
 
-  The same releases where a unit is replaced by another cost 4·μ².
+  Where a unit may be replaced by another one, instead of by nothing, the same
+  releases cost 4·μ².
 
-  InputError: μ² is negative or not finite, or δ outside (0, 1).
+  Args:
+    mu_squared: Σ σ⁻² over the releases.
+    delta: δ.
+
+  Returns:
+    The smallest float64 ε for which they are (ε, δ)-DP.
+
+  Raises:
+    InputError: μ² is negative or not finite, or δ is outside (0, 1).
   """
   if not 0 <= mu_squared < math.inf:
     raise InputError(f"mu_squared={mu_squared} must be finite, 0 or more.")
@@ -117,16 +177,18 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
     mu = mpmath.sqrt(mu_squared)
     if not mu or _delta(mu_squared, 0) <= delta:
       return 0.0
-    # Newton's steps on log δ, which is concave: down from the tail's bound,
-    # δ ≤ exp(−(ε − μ²/2)² / 2μ²). Of δ, −e^ε Φ(−μ/2 − ε/μ) is the derivative.
+    # Newton's steps on log δ(ε), which is concave, down from the bound on the
+    # tail, δ ≤ exp(−(ε − μ²/2)² / 2μ²). The derivative of δ is −e^ε·Φ(−μ/2 −
+    # ε/μ).
     root = mu**2 / 2 + mu * mpmath.sqrt(-2 * mpmath.log(delta))
     for _ in range(100):
-      found = _delta(mu_squared, root)
+      delta_at_root = _delta(mu_squared, root)
       slope = mpmath.exp(root) * mpmath.ncdf(-mu / 2 - root / mu)
-      step = mpmath.log(found / delta) * found / slope
+      step = mpmath.log(delta_at_root / delta) * delta_at_root / slope
       root += step
       if abs(step) <= 1e-25 * root:
         break
+    # Rounding to float64 may have gone down: up again, until the theorem holds.
     epsilon = float(root)
     while _delta(mu_squared, epsilon) > delta:
       epsilon = math.nextafter(epsilon, math.inf)
@@ -134,15 +196,15 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
 
 
 def sum_mu_squared(costs: Iterable[float | Fraction]) -> float:
-  """Σ μ², rounded up: what releases cost together."""
+  """Returns Σ μ², rounded up: what releases cost together."""
   exact = sum((Fraction(cost) for cost in costs), Fraction(0))
   total = float(exact)
   return total if Fraction(total) >= exact else math.nextafter(total, math.inf)
 
 
-@functools.lru_cache(maxsize=1024)  # a ledger says few over and over
+@functools.lru_cache(maxsize=1024)  # a ledger repeats few numbers
 def format_rounded_up(guarantee: float) -> str:
-  """ε or δ in at most five digits, rounded up: what may be said of it.
+  """Formats ε or δ with at most five digits, rounded up.
 
   >>> format_rounded_up(9.95840186), format_rounded_up(1.2345649e-5)
   ('9.9585', '1.2346e-05')
@@ -150,13 +212,22 @@ def format_rounded_up(guarantee: float) -> str:
   if not math.isfinite(guarantee):
     return f"{guarantee:g}"
   rounding = decimal.Context(prec=5, rounding=decimal.ROUND_CEILING)
-  # As it is written: 1e-5 is a little more than 1e-5 in binary.
+  # Of the decimal text: in binary, 1e-5 is a little more than 1e-5.
   return f"{float(rounding.create_decimal(repr(float(guarantee)))):g}"
 
 
-def _delta(squared: Any, epsilon: Any) -> Any:
-  """δ of releases that cost μ²: theorem 8 of Balle & Wang, as it stands."""
+def _delta(mu_squared: Any, epsilon: Any) -> Any:
+  """Returns the δ of releases that cost μ², in 50 digits.
+
+      δ = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ)
+
+  Source: Balle & Wang (2018), theorem 8.
+  """
   with mpmath.workdps(_DIGITS):
-    mu = mpmath.sqrt(squared)
-    near, far = mpmath.ncdf(mu / 2 - epsilon / mu), -mu / 2 - epsilon / mu
-    return near - mpmath.exp(epsilon) * mpmath.ncdf(far)
+    mu = mpmath.sqrt(mu_squared)
+    # That the privacy loss exceeds ε, with the unit and with nothing there.
+    probability_with_unit = mpmath.ncdf(mu / 2 - epsilon / mu)
+    probability_without_unit = mpmath.ncdf(-mu / 2 - epsilon / mu)
+    return (
+      probability_with_unit - mpmath.exp(epsilon) * probability_without_unit
+    )

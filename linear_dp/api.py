@@ -13,9 +13,10 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadName, HeadOptions, PublicStart
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.dataset import PrivateDataset
+from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import PrivateHead
-from oneshot_dp.linear_dp.train import HEADS, check_plan, cost, train
+from oneshot_dp.linear_dp.train import check_plan, cost, train
 
 _EMBEDDING_DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 _ROWS_AT_ONCE = 4096
@@ -111,7 +112,7 @@ def train_heads(
     options=options,
   )
   names = _valid_class_names(class_names, data.num_classes)
-  rows = HEADS[head].rows(data)
+  rows = HEADS[head].prepare_rows(data)
   mu_squared = cost(budgets, delta)
   # A pass over the rows: what is wrong with one is told before the charge.
   rows.validate()
@@ -123,7 +124,7 @@ def train_heads(
     head=head,
     epsilons=budgets,
     delta=delta,
-    paid=mu_squared,
+    mu_squared_budget=mu_squared,
     source=source,
     options=options,
   ):

@@ -1,68 +1,57 @@
-"""Rows → private heads, the smallest ε first; all together cost the largest."""
+"""Trains private heads: one for each ε, all for what the largest costs."""
 
 import dataclasses
-import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadName, HeadOptions
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
-from oneshot_dp.linear_dp.dataset import PrivateDataset
-from oneshot_dp.linear_dp.heads.auto import auto
+from oneshot_dp.linear_dp.heads.contract import HeadState
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
-from oneshot_dp.linear_dp.heads.one_step import (
-  OPTIMIZERS,
-  clipped_rows,
-  one_step,
-)
+from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums, Release
-from oneshot_dp.linear_dp.rows import Rows, rows_of
+from oneshot_dp.linear_dp.rows import Rows
 
-_MOST_WEIGHTS = 2**31 - 1
-_LEAST_STEP, _LEAST_MU_SQUARED = 1e-6, 2.0**-36
-"""What a head buys at least, as a part of all and by itself: the noise of its
-smallest share is below `noise.MAX_SD` then."""
+_MAX_WEIGHTS = 2**31 - 1
+_MIN_SHARE_OF_STEP = 1e-6
+_MIN_MU_SQUARED = 2.0**-36
+"""What each larger ε buys at least, as a part of all and by itself: the noise
+of its smallest share is below `noise.MAX_SD` then."""
 
+# What precedes the name of a statistic in the arrays that a head keeps.
+_ESTIMATE = "estimate/"
+_PRECISION = "precision/"
 
-class Head(NamedTuple):
-  """How a head sees rows, and (sums, rows, buys, had, last, options) → it.
-
-  `rows` are for any number of `train`s; what is wrong with one is told by
-  `Rows.validate`, before any charge.
-  """
-
-  rows: Callable[[PrivateDataset], Rows]
-  make: Callable[..., tuple[LinearHead, Mapping[str, np.ndarray]]]
-
-
-HEADS: Mapping[str, Head] = {
-  "auto": Head(functools.partial(rows_of, keep=True), auto)
-} | {
-  name: Head(clipped_rows, functools.partial(one_step, optimizer=optimizer))
-  for name, optimizer in OPTIMIZERS.items()
-}
+Estimates = dict[str, tuple[np.ndarray, float]]
+"""Statistic → the mean of all that was released of it, and its σ⁻²."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TrainedHead:
-  """A head, and all that is to be said of it.
+  """A head, and everything that a receipt says about how it was made.
 
   Attributes:
-    head, name: the weights, and how they are made.
-    epsilon, delta: of all releases so far; None for a baseline.
-    draw: which of several heads of one ε, from 0.
-    mu_squared: what all releases so far cost together, at most; None likewise.
+    head: the weights.
+    name: the kind of head, a key of `HEADS`.
+    epsilon: of all releases so far; None for a baseline.
+    delta: likewise.
+    draw: which of several heads with one ε this is, from 0.
+    mu_squared: what all releases so far cost together, at most; None for a
+      baseline.
     releases: all so far, with those of the head that it went on from.
-    state: what a larger ε goes on from, all public: "estimate/KEY" and
-      "precision/KEY" of each statistic, and "kernel", "length" of `auto`.
-    options, noise_source: as receipts say them.
-    private: False for a baseline, or noise of a seed.
+    state: what a head with a larger ε goes on from, all public: estimates of
+      statistics under "estimate/NAME/ID", their precisions under
+      "precision/NAME/ID", and the arrays of `HeadState`.
+    options: as receipts state them.
+    noise_source: where the random bits came from, as receipts state it.
+    private: False for a baseline, or if the noise is that of a seed.
   """
 
   head: LinearHead
@@ -79,31 +68,47 @@ class TrainedHead:
 
 
 def cost(
-  epsilons: Sequence[float], delta: float, already: Fraction | float = 0.0
+  epsilons: Sequence[float],
+  delta: float,
+  spent_mu_squared: Fraction | float = 0.0,
 ) -> Fraction:
-  """μ² to charge before one head and draw of all these ε: the largest's.
+  """Computes the μ² to charge before training one head for each ε.
 
-  Less what the head that is gone on from has `already`. InputError: an ε that
-  is no guarantee, given twice, or no more than that head has.
+  Heads of one run are nested: together they cost what the largest ε costs, less
+  what was spent on the head that they go on from.
+
+  Args:
+    epsilons: of the heads, in any order.
+    delta: of each head.
+    spent_mu_squared: μ² of the head that they go on from; 0 if there is none.
+
+  Returns:
+    The exact difference in μ².
+
+  Raises:
+    InputError: an ε is no guarantee, is given twice, or adds nothing, or too
+      little, to what is below it.
   """
   if not epsilons or len(set(epsilons)) != len(epsilons):
     raise InputError(f"epsilons={[*epsilons]}: give one or more, each once.")
-  bought = [
-    mu_squared_from_epsilon(epsilon, delta) for epsilon in sorted(epsilons)
-  ]
-  if bought[0] <= float(already) * (1 + 1e-10):  # whose σ are rounded up
-    has = epsilon_of(float(already), delta)
+  ascending = sorted(epsilons)
+  budgets = [mu_squared_from_epsilon(epsilon, delta) for epsilon in ascending]
+  spent = float(spent_mu_squared)
+  # Noise is rounded up, so a head may have a little less than its ε allows.
+  if budgets[0] <= spent * (1 + 1e-10):
+    spent_epsilon = epsilon_of(spent, delta)
     raise InputError(
-      f"epsilon={min(epsilons):g} is no more than the head to go on from has"
-      f" at delta={delta:g}, {has:.4g}: give a larger one."
+      f"epsilon={ascending[0]:g} is no more than the head to go on from has at"
+      f" delta={delta:g}, {spent_epsilon:.4g}: give a larger one."
     )
-  steps = np.diff([float(already), *bought])
-  if steps.min() < max(_LEAST_STEP * bought[-1], _LEAST_MU_SQUARED):
-    raise InputError(
-      f"epsilons={sorted(epsilons)}: one is too small, or too near to what is"
-      " below it, for noise that int64 has room for: leave it out."
-    )
-  return Fraction(bought[-1]) - Fraction(already)
+  smallest_step = max(_MIN_SHARE_OF_STEP * budgets[-1], _MIN_MU_SQUARED)
+  for smaller, larger in itertools.pairwise([spent, *budgets]):
+    if larger - smaller < smallest_step:
+      raise InputError(
+        f"epsilons={ascending}: one is too small, or too near to what is below"
+        " it, for noise that int64 has room for: leave it out."
+      )
+  return Fraction(budgets[-1]) - Fraction(spent_mu_squared)
 
 
 def check_plan(
@@ -113,28 +118,50 @@ def check_plan(
   feature_dim: int,
   num_classes: int,
   options: HeadOptions,
-  before: TrainedHead | None = None,
+  parent_head: TrainedHead | None = None,
 ) -> None:
-  """InputError for what no head can be trained by, from public facts alone."""
-  asked = {name: value for name, value in options.as_json().items() if value}
-  message, sizes = "", f"{num_classes} classes of {feature_dim} features"
+  """Refuses what no head can be trained from, by public facts alone.
+
+  Args:
+    head: the name of the head.
+    n: the number of private rows.
+    feature_dim: d.
+    num_classes: K.
+    options: settings of the head.
+    parent_head: the head to go on from, if there is one.
+
+  Raises:
+    InputError: the first thing that is wrong.
+  """
   if head not in HEADS:
-    message = f"head={head!r} must be one of {', '.join(HEADS)}."
-  elif asked and head != "auto":
-    of = " and ".join(name.removesuffix("_sha256") for name in asked)
-    message = f"{of} is for head 'auto', not for {head!r}; leave it out."
-  elif n < 1:
-    message = "there are no rows to train on: choose another part."
-  elif num_classes * feature_dim > _MOST_WEIGHTS:
-    message = f"{sizes} are too many weights: use a smaller embedding."
-  elif before and before.mu_squared is None:
-    message = "a baseline has nothing to go on from: leave out --from."
-  elif before and before.name != head:
-    message = f"--from needs the same kind of head: give --head {before.name}."
-  elif before and not asked.items() <= dict(before.options).items():
-    message = f"the head to go on from has {before.options}, not {asked}."
-  if message:
-    raise InputError(message)
+    raise InputError(f"head={head!r} must be one of {', '.join(HEADS)}.")
+  given = {name: value for name, value in options.as_json().items() if value}
+  if given and not HEADS[head].accepts_options:
+    names = " and ".join(name.removesuffix("_sha256") for name in given)
+    able = [repr(name) for name, spec in HEADS.items() if spec.accepts_options]
+    raise InputError(
+      f"{names} is for head {' or '.join(able)}, not for {head!r}; leave it"
+      " out."
+    )
+  if n < 1:
+    raise InputError("there are no rows to train on: choose another part.")
+  if num_classes * feature_dim > _MAX_WEIGHTS:
+    raise InputError(
+      f"{num_classes} classes of {feature_dim} features are too many weights:"
+      " use a smaller embedding."
+    )
+  if parent_head is None:
+    return
+  if parent_head.mu_squared is None:
+    raise InputError("a baseline has nothing to go on from: leave out --from.")
+  if parent_head.name != head:
+    raise InputError(
+      f"--from needs the same kind of head: give --head {parent_head.name}."
+    )
+  if not given.items() <= dict(parent_head.options).items():
+    raise InputError(
+      f"the head to go on from has {parent_head.options}, not {given}."
+    )
 
 
 def train(
@@ -143,57 +170,78 @@ def train(
   head: HeadName,
   epsilons: Sequence[float],
   delta: float,
-  paid: Fraction | float,
+  mu_squared_budget: Fraction | float,
   source: NoiseSource,
   options: HeadOptions | None = None,
   draw: int = 0,
-  before: TrainedHead | None = None,
+  parent_head: TrainedHead | None = None,
 ) -> Iterator[TrainedHead]:
-  """A head for each ε, the smallest first.
+  """Trains a head for each ε, the smallest first.
 
-  Each larger ε buys what its μ² has more, and adds it to what is known.
+  Each larger ε buys the difference in μ², and adds what it releases to what is
+  known already.
 
   Formal guarantees: the head of each ε is (ε, δ)-DP in REPLACE_SPECIAL, and all
-  together are as private as that of the largest: all that left are Gaussian
-  mechanisms whose μ² add up to no more than `paid`, which the door refuses to
-  exceed, and that of `before`. Each may depend on the results of those before
-  (Smith & Thakurta, "Fully adaptive composition for Gaussian differential
-  privacy", 2022). Whether it fails does not depend on the noise.
+  heads together are as private as that of the largest ε. All releases are
+  Gaussian mechanisms whose μ² add up to at most `mu_squared_budget`, which
+  `PrivateSums` refuses to exceed, and the μ² of `parent_head`. Each may depend
+  on the results of those before it (Smith & Thakurta, "Fully adaptive
+  composition for Gaussian differential privacy", 2022). Whether training fails
+  does not depend on the noise.
 
-  `rows` are `HEADS[head].rows(data)`; `before` is a head of the same rows to go
-  on from, with its options; and `cost(...)` was `paid` before.
+  Args:
+    rows: from `HEADS[head].prepare_rows(data)`.
+    head: the name of the head.
+    epsilons: of the heads, in any order.
+    delta: of each head.
+    mu_squared_budget: from `cost(...)`; it was charged before.
+    source: the random bits.
+    options: settings of the head; those of `parent_head`, if there is one.
+    draw: which of several heads with one ε these are.
+    parent_head: a head of the same rows to go on from.
+
+  Yields:
+    The heads, by increasing ε.
   """
   options = options or HeadOptions()
-  had, last, known = 0.0, {}, {}
-  stated, earlier = options.as_json(), ()
-  if before is not None:
-    had, stated = before.mu_squared or 0.0, before.options
-    earlier = before.releases
-    options = HeadOptions(balanced=bool(stated.get("balanced")))
-    for name, value in before.state.items():
-      kind, _, key = name.partition("/")
-      if kind == "estimate":
-        known[key] = value, before.state[f"precision/{key}"].item()
-      elif not key:
-        last[name] = value
-  sums = PrivateSums(source, paid, known)
+  stated_options = options.as_json()
+  spent_mu_squared = 0.0
+  state = None
+  estimates: Estimates = {}
+  earlier_releases: tuple[Release, ...] = ()
+  if parent_head is not None:
+    stated_options = dict(parent_head.options)
+    # A public start is where the first head began; it is in the state.
+    options = HeadOptions(balanced=bool(stated_options.get("balanced")))
+    spent_mu_squared = parent_head.mu_squared or 0.0
+    state = HeadState.from_arrays(parent_head.state)
+    estimates = _estimates_from_arrays(parent_head.state)
+    earlier_releases = parent_head.releases
+
+  sums = PrivateSums(source, mu_squared_budget, estimates)
   for epsilon in sorted(epsilons):
-    so_far = mu_squared_from_epsilon(epsilon, delta)
-    made, last = HEADS[head].make(sums, rows, so_far - had, had, last, options)
-    had, state = so_far, dict(last)
-    for key, (estimate, precision) in sums.estimates.items():
-      state[f"estimate/{key}"] = estimate
-      state[f"precision/{key}"] = np.array(precision)
+    mu_squared = mu_squared_from_epsilon(epsilon, delta)
+    result = HEADS[head].make(
+      sums,
+      rows,
+      new_mu_squared=mu_squared - spent_mu_squared,
+      spent_mu_squared=spent_mu_squared,
+      state=state,
+      options=options,
+    )
+    state = result.state
+    spent_mu_squared = mu_squared
+    arrays = {} if state is None else state.to_arrays()
     yield TrainedHead(
-      head=made,
+      head=result.head,
       name=head,
       epsilon=float(epsilon),
       delta=float(delta),
       draw=draw,
-      mu_squared=so_far,
-      releases=(*earlier, *sums.releases),
-      state=state,
-      options=stated,
+      mu_squared=mu_squared,
+      releases=(*earlier_releases, *sums.releases),
+      state=arrays | _estimates_to_arrays(sums.estimates),
+      options=stated_options,
       noise_source=source.description,
       private=source.is_private,
     )
@@ -202,36 +250,49 @@ def train(
 def baseline(
   rows: Rows, head: HeadName, options: HeadOptions | None = None
 ) -> TrainedHead:
-  """The head without noise: **NOT PRIVATE**, to compare with."""
-  options = options or HeadOptions()
-  sums = PrivateSums(None, 0.0)
-  made, _ = HEADS[head].make(sums, rows, math.inf, 0.0, {}, options)
-  said = {"options": options.as_json(), "noise_source": "no noise"}
-  # Without state, which would be exact.
-  return TrainedHead(head=made, name=head, private=False, **said)
+  """Trains the head without noise, to compare with: it is **NOT PRIVATE**.
 
+  It keeps no state, since that would hold exact sums of private rows.
 
-def memory_needed(
-  head: HeadName,
-  n: int,
-  feature_dim: int,
-  num_classes: int,
-  unit: str,
-  shard_rows: int = 0,
-) -> int:
-  """About the bytes that training holds at most, from public facts.
-
-  Measured: 12 times the weights [K, d] in 8 bytes, 11 times a moment [d, d];
-  rows of `auto` twice, where they fit; a mean row of 8 bytes a row of a unit;
-  96 bytes for the keys of a row, of 2^23 rows at most; 16 for its id; 24 shards
-  of a cache, of `shard_rows`, 4 of which are read at once.
+  Args:
+    rows: from `HEADS[head].prepare_rows(data)`.
+    head: the name of the head.
+    options: settings of the head.
   """
-  d, k = feature_dim, num_classes
-  needed = 450 * 2**20 + 96 * k * d + 96 * min(n, 2**23) + 16 * n
-  needed += 24 * shard_rows * (4 * d + 32)
-  if unit != "example":
-    needed += 18 * n * d
-  if head == "auto":
-    logits = 64 * k * max(1024, 2**20 // k)
-    needed += 88 * d * d + 2 * min(2 * n * d, 2**33) + logits
-  return needed
+  options = options or HeadOptions()
+  result = HEADS[head].make(
+    PrivateSums(None, 0.0),
+    rows,
+    new_mu_squared=math.inf,
+    spent_mu_squared=0.0,
+    state=None,
+    options=options,
+  )
+  return TrainedHead(
+    head=result.head,
+    name=head,
+    options=options.as_json(),
+    noise_source="no noise",
+    private=False,
+  )
+
+
+def _estimates_from_arrays(arrays: Mapping[str, np.ndarray]) -> Estimates:
+  """Reads the estimates of statistics from the arrays of a head."""
+  estimates = {}
+  for name, estimate in arrays.items():
+    if name.startswith(_ESTIMATE):
+      key = name.removeprefix(_ESTIMATE)
+      estimates[key] = (estimate, arrays[_PRECISION + key].item())
+  return estimates
+
+
+def _estimates_to_arrays(
+  estimates: Mapping[str, tuple[np.ndarray, float]],
+) -> dict[str, np.ndarray]:
+  """Names the estimates of statistics, to be kept with a head."""
+  arrays = {}
+  for key, (estimate, precision) in estimates.items():
+    arrays[_ESTIMATE + key] = estimate
+    arrays[_PRECISION + key] = np.array(precision)
+  return arrays

@@ -32,12 +32,12 @@ from scipy import stats
 from oneshot_dp.configs.head_config import HeadName, HeadOptions
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
 from oneshot_dp.linear_dp.dataset import Block, PrivateDataset
+from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.quantize import ROW_NORM
 from oneshot_dp.linear_dp.rows import Chunk, Rows
 from oneshot_dp.linear_dp.statistics import RowStatistic, class_sums
-from oneshot_dp.linear_dp.train import HEADS
 
 _LENGTH = 100.0  # a canary's norm: far more than any row is cut to
 _CHANCE, _DEVIATIONS, _ENOUGH = 1e-7, 5.5, 100
@@ -203,7 +203,7 @@ def tossed(canaries: Canaries, head: HeadName) -> tuple[Followed, Coins]:
   """The rows as a head sees them, not read yet, and the coins."""
   coins = np.random.default_rng().random(canaries.count) < 0.5
   everyone = canaries.data(np.ones(canaries.count, bool), alone=True)
-  rows, alone = map(HEADS[head].rows, (canaries.data(coins), everyone))
+  rows, alone = map(HEADS[head].prepare_rows, (canaries.data(coins), everyone))
   space = canaries.real and np.eye(rows.feature_dim, canaries.real.feature_dim)
   known: Any = {"alone": alone, "count": canaries.count, "real_space": space}
   return Followed(**vars(rows), **known), coins
@@ -217,7 +217,14 @@ def attacked(rows: Followed, claim: Claim) -> list[Seen]:
   """
   sums = _Watched(buys := mu_squared_from_epsilon(claim.epsilon, claim.delta))
   options = HeadOptions(balanced=claim.balanced)
-  HEADS[claim.head].make(sums, rows, buys, 0.0, {}, options)
+  HEADS[claim.head].make(
+    sums,
+    rows,
+    new_mu_squared=buys,
+    spent_mu_squared=0.0,
+    state=None,
+    options=options,
+  )
   return sums.seen
 
 

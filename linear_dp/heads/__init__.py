@@ -1,1 +1,1 @@
-"""Private heads: a new one is one file here, and one row in `train.HEADS`."""
+"""Private heads: a new one is a file here and a row in `registry.HEADS`."""

@@ -1,19 +1,20 @@
-r"""`auto`: private centring and whitening, then steps of gradient descent.
+r"""`auto`: private centering and whitening, then noisy gradient descent.
 
-1. The mean m of the rows at norm 1 leaves once, is shrunk towards zero by as
-   much as it is noise, and is taken off every row.
-2. Where there are rows enough, their second moment leaves, and the inverse
-   square root A of their covariance (with a ridge of the size of the noise)
-   becomes public. Rows are mapped by A and brought to norm 1.
+1. The mean m of the rows at norm 1 is released once, shrunk towards zero by as
+   much as it is noise, and taken off every row.
+2. Where there are enough rows, their second moment is released. The inverse
+   square root A of their covariance (with a ridge as large as the noise) is
+   then public; rows are multiplied by A and brought back to norm 1.
 3. 19 full-batch steps with momentum follow, each along a noisy sum of clipped
-   gradients of the softmax cross-entropy, from zero weights, from a public
-   start, or from the head of a smaller ε.
+   gradients of the softmax cross-entropy. They begin at zero weights, at a
+   public start, or at the head with a smaller ε.
 
-For `balanced`, rows of classes are counted with noise, and steps have the log
-of their shares added to the logits, which the head leaves out. From a public
-start S rows are not centred, so that A·W₀ = S ranks as S does. Privacy units of
-many rows are counted first. The constants were chosen by test accuracy on
-CIFAR-10, EuroSAT and synthetic features: nothing is chosen on yours.
+With `balanced`, the rows of each class are counted with noise. The logs of the
+class shares are added to the logits during the steps, and left out of the head.
+From a public start S, rows are not centered, so that A·W₀ = S ranks as S does.
+Where privacy units may have many rows, units are counted first. The constants
+below were chosen by test accuracy on CIFAR-10, EuroSAT and synthetic features:
+nothing is chosen on the rows that a head is trained on.
 
 Source: private whitening and few full-batch steps are near Mehta et al.,
 "Differentially Private Image Classification from Features" (TMLR 2023, DP-FC);
@@ -21,179 +22,335 @@ James & Stein, "Estimation with quadratic loss" (1961); Menon et al., "Long-tail
 learning via logit adjustment" (ICLR 2021), equation 10.
 """
 
+import dataclasses
+import functools
 import math
-from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float64
 
 from oneshot_dp.configs.head_config import HeadOptions
+from oneshot_dp.linear_dp.heads.contract import HeadResult, HeadSpec, HeadState
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
+from oneshot_dp.linear_dp.heads.whitening import Whitening, release_whitening
 from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import Rows
+from oneshot_dp.linear_dp.rows import Rows, rows_of
 from oneshot_dp.linear_dp.statistics import (
-  RowStatistic,
   class_counts,
   integer_kernel,
   residual,
   row_weights,
-  second_moment,
   unit_count,
 )
 
-UNITS, MEAN, COUNTS, MOMENT = 0.005, 0.02, 0.02, 0.06
-"""Shares of μ² for what is released once; the rest is for the steps."""
-STEPS, MOMENTUM = 19, 0.5
-CLIP, BALANCED_CLIP = 0.03, 0.3
-"""C, of gradients that could be √2 long: rows that are nearly right matter as
-much as those that are wrong; but those of small classes are wrong for long."""
-ROWS_TO_WHITEN = 80
-"""With fewer rows of a class than so many times σ, directions of little
-variance bring more noise than they are worth."""
-RIDGE, LEAST_RIDGE = 2.5, 1e-6
-START_LENGTH, ROWS_TO_LEAVE_START = 10.0, 50.0
+UNIT_COUNT_SHARE = 0.005
+CLASS_COUNTS_SHARE = 0.02
+MEAN_SHARE = 0.02
+SECOND_MOMENT_SHARE = 0.06
+"""Shares of a head's μ² for what is released once; the steps have the rest."""
 
-Square = Float64[np.ndarray, "d d"]
+STEPS = 19
+MOMENTUM = 0.5
+
+CLIP_NORM = 0.03
+BALANCED_CLIP_NORM = 0.3
+"""Gradients could be √2 long. Clipped to far less, rows that are nearly right
+matter as much as rows that are wrong. Rows of small classes, which `balanced`
+cares about, are wrong for long, and keep more of their length."""
+
+ROWS_TO_WHITEN = 80
+"""Whitening takes so many rows of a class, in units of σ. With fewer,
+directions of little variance bring more noise than they are worth."""
+
+START_LENGTH = 10.0
+ROWS_TO_LEAVE_START = 50.0
+"""With fewer rows of a class than 50·σ, a public start is made longer, so that
+steps turn it less."""
+
 Kernel = Float64[np.ndarray, "d K"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BudgetSplit:
+  """The shares of a head's μ²; they add up to 1.
+
+  Attributes:
+    unit_count, class_counts, mean, second_moment: of one release each; 0 for
+      what is not released.
+    steps: of all gradients together.
+  """
+
+  unit_count: float
+  class_counts: float
+  mean: float
+  second_moment: float
+  steps: float
+
+
+def split_budget(
+  *, counts_units: bool, balanced: bool, centered: bool, whitened: bool
+) -> BudgetSplit:
+  """Decides what part of a head's μ² each release costs."""
+  unit_count = UNIT_COUNT_SHARE if counts_units else 0.0
+  class_counts = CLASS_COUNTS_SHARE if balanced else 0.0
+  mean = MEAN_SHARE if centered else 0.0
+  second_moment = SECOND_MOMENT_SHARE if whitened else 0.0
+  # Seeded heads have golden bits: shares are subtracted in this order.
+  steps = 1.0 - unit_count - class_counts - mean - second_moment
+  return BudgetSplit(
+    unit_count=unit_count,
+    class_counts=class_counts,
+    mean=mean,
+    second_moment=second_moment,
+    steps=steps,
+  )
 
 
 def auto(
   sums: PrivateSums,
   rows: Rows,
-  buys: float,
-  had: float = 0.0,
-  last: Mapping[str, np.ndarray] | None = None,
-  options: HeadOptions | None = None,
-) -> tuple[LinearHead, dict[str, np.ndarray]]:
-  """The most accurate head; good for ranking only, of embeddings at norm 1.
+  *,
+  new_mu_squared: float,
+  spent_mu_squared: float,
+  state: HeadState | None,
+  options: HeadOptions,
+) -> HeadResult:
+  """Makes the most accurate head; its logits are good for ranking only.
 
-  Formal guarantees: Gaussian mechanisms whose μ² add up to `buys` at most, each
-  on one sum of sensitivity W·R, however it depends on what left before.
+  The head classifies embeddings at norm 1.
+
+  Formal guarantees: all releases are Gaussian mechanisms on sums of sensitivity
+  W·R, whose μ² add up to at most `new_mu_squared`, however each depends on the
+  results of those before it.
 
   Args:
-    sums: the door.
-    rows: all at norm 1, kept where they fit: there are 20 passes.
-    buys: μ² of this head alone; infinite for a baseline without noise.
-    had: μ² of the head that it goes on from, if there is one.
-    last: what that returned: its weights [d, K] and their length, public.
-    options: balanced, and a public start, where it does not go on.
+    sums: the Gaussian mechanism.
+    rows: all at norm 1, and kept in memory where they fit: there are 20 passes.
+    new_mu_squared: μ² of this head alone; infinite for a baseline.
+    spent_mu_squared: μ² of the head that it goes on from; 0 if there is none.
+    state: what that head returned; None if there is none.
+    options: `balanced`, and a public start, where it does not go on.
+
+  Returns:
+    The head, with its longest column at norm 1, and its state.
   """
-  options = options or HeadOptions()
-  own, sigma = buys**-0.5, (had + buys) ** -0.5
-  num_classes, d = rows.data.num_classes, rows.feature_dim
-  centres, left = not options.start, 1.0
-  if last:  # a start is where the first head began
-    centres = any(key.startswith("mean/") for key in sums.estimates)
+  num_classes = rows.data.num_classes
+  centered = options.start is None
+  if state is not None:
+    centered = state.centered
 
-  def bought(
-    share: float, name: str, statistic: RowStatistic, *public: object
-  ) -> tuple[np.ndarray, float]:
-    nonlocal left
-    left -= share
-    return sums.release(
-      name, rows, statistic, mu_squared=share * buys, public=public
-    )
-
+  # Rows per class decide whether whitening pays. Of privacy units it is known
+  # only with noise how many there are, so they are counted before the split.
   n = float(rows.data.n)
   if rows.data.has_units:
-    n = max(1.0, np.rint(bought(UNITS, "units", unit_count)[0].item()))
-  prior = None
-  if options.balanced:
-    classes = np.arange(num_classes)
-    prior = log_prior(*bought(COUNTS, "class counts", class_counts, classes))
-  mean = np.zeros(d)
-  if centres:
-    total, noise = bought(MEAN, "mean", row_weights)
-    mean = shrunk(total.reshape(d) / n, noise / n)
-  matrix = inverse = None
-  if n >= ROWS_TO_WHITEN * sigma * num_classes:
-    moment, noise = bought(MOMENT, "second moment", second_moment)
-    # Noise of σ on the diagonal and σ/√2 beside it, as of a symmetric release.
-    covariance = (moment + moment.T) / 2 - n * np.outer(mean, mean)
-    ridge = RIDGE * noise * math.sqrt(MOMENT * num_classes * d)
-    ridge = max(ridge, LEAST_RIDGE * n)
-    matrix, inverse = inverse_square_root(covariance, ridge)
-  mapped = rows.mapped(mean, matrix)
+    n = _count_units(sums, rows, mu_squared=UNIT_COUNT_SHARE * new_mu_squared)
+  sigma = (spent_mu_squared + new_mu_squared) ** -0.5
+  split = split_budget(
+    counts_units=rows.data.has_units,
+    balanced=options.balanced,
+    centered=centered,
+    whitened=n >= ROWS_TO_WHITEN * sigma * num_classes,
+  )
 
-  kernel = np.zeros((d, num_classes))
-  if last:
-    kernel = of_length(last["length"].item(), _times(inverse, last["kernel"]))
-  elif options.start is not None:
-    # The fewer rows, the less do steps, whose noise is the same, turn it.
-    few = ROWS_TO_LEAVE_START * num_classes * sigma / n
-    sure = START_LENGTH * math.sqrt(max(1.0, few))
-    kernel = of_length(sure, _times(inverse, options.start.kernel()))
-  # The noise alone, walking freely, would move a logit by about b; what goes on
-  # from a head is moved by the share of the budget that is new.
-  b = 1 + math.log10(num_classes) / 2
-  new = (sigma / own) ** 2 if last else 1.0
-  clip = BALANCED_CLIP if options.balanced else CLIP
-  noise = max(own, 1.0) / math.sqrt(left)
-  rate = new * b * n * (1 - MOMENTUM) / (STEPS * clip * noise)
-  of_step, velocity = left * buys / STEPS, np.zeros_like(kernel)
+  log_prior = None
+  if options.balanced:
+    counts, noise = sums.release(
+      "class counts",
+      rows,
+      class_counts,
+      mu_squared=split.class_counts * new_mu_squared,
+      public=(np.arange(num_classes),),
+    )
+    log_prior = log_class_shares(counts, noise)
+  mean = np.zeros(rows.feature_dim)
+  if centered:
+    total, noise = sums.release(
+      "mean", rows, row_weights, mu_squared=split.mean * new_mu_squared
+    )
+    mean = shrink_mean(total.reshape(rows.feature_dim) / n, noise / n)
+  whitening = Whitening()
+  if split.second_moment:
+    whitening = release_whitening(
+      sums,
+      rows,
+      mean,
+      n,
+      mu_squared=split.second_moment * new_mu_squared,
+      share=split.second_moment,
+    )
+
+  kernel = _first_kernel(
+    rows, whitening, n=n, sigma=sigma, state=state, options=options
+  )
+  kernel = _descend(
+    sums,
+    rows.mapped(mean, whitening.matrix),
+    kernel,
+    n=n,
+    new_mu_squared=new_mu_squared,
+    steps_share=split.steps,
+    # What goes on from a head is moved by the share of the budget that is new.
+    new_share=1.0 if state is None else (sigma / new_mu_squared**-0.5) ** 2,
+    clip_norm=BALANCED_CLIP_NORM if options.balanced else CLIP_NORM,
+    log_prior=log_prior,
+  )
+  length = float(np.linalg.norm(kernel, axis=0).mean())
+  kernel = whitening.from_whitened(kernel)
+  return HeadResult(
+    head=_published(kernel, mean, unit_norm=centered),
+    state=HeadState(kernel=kernel, length=length, centered=centered),
+  )
+
+
+def _count_units(sums: PrivateSums, rows: Rows, *, mu_squared: float) -> float:
+  """Releases the number of privacy units: a whole number, 1 at least."""
+  count, _ = sums.release("units", rows, unit_count, mu_squared=mu_squared)
+  return max(1.0, np.rint(count.item()))
+
+
+def _first_kernel(
+  rows: Rows,
+  whitening: Whitening,
+  *,
+  n: float,
+  sigma: float,
+  state: HeadState | None,
+  options: HeadOptions,
+) -> Kernel:
+  """Returns the weights [d, K], for whitened rows, at which steps begin."""
+  num_classes = rows.data.num_classes
+  if state is not None:
+    return at_length(state.length, whitening.to_whitened(state.kernel))
+  if options.start is not None:
+    # The noise of a step is the same however few rows there are. A longer
+    # start is turned less by it.
+    too_few = ROWS_TO_LEAVE_START * num_classes * sigma / n
+    length = START_LENGTH * math.sqrt(max(1.0, too_few))
+    return at_length(length, whitening.to_whitened(options.start.kernel()))
+  return np.zeros((rows.feature_dim, num_classes))
+
+
+def _descend(
+  sums: PrivateSums,
+  rows: Rows,
+  kernel: Kernel,
+  *,
+  n: float,
+  new_mu_squared: float,
+  steps_share: float,
+  new_share: float,
+  clip_norm: float,
+  log_prior: Float64[np.ndarray, " K"] | None,
+) -> Kernel:
+  """Takes the steps: full-batch gradient descent with momentum.
+
+  Args:
+    sums: the Gaussian mechanism.
+    rows: whitened rows.
+    kernel: the weights [d, K] to begin at.
+    n: the number of rows or privacy units.
+    new_mu_squared: μ² of the head.
+    steps_share: the part of it that all steps cost together.
+    new_share: the part of all μ² so far that is new; it shortens the steps.
+    clip_norm: the norm that gradients are clipped to.
+    log_prior: logs of class shares [K] that are added to the logits.
+
+  Returns:
+    The weights [d, K] after the last step.
+  """
+  # The learning rate is such that the noise alone, in a free random walk, would
+  # move a logit by about b. Without noise, it is as for a σ of 1.
+  b = 1 + math.log10(kernel.shape[1]) / 2
+  noise = max(new_mu_squared**-0.5, 1.0) / math.sqrt(steps_share)
+  rate = new_share * b * n * (1 - MOMENTUM) / (STEPS * clip_norm * noise)
+  step_mu_squared = steps_share * new_mu_squared / STEPS
+
+  velocity = np.zeros_like(kernel)
   for _ in range(STEPS):
-    integers, step = integer_kernel(kernel)
+    integers, integer_step = integer_kernel(kernel)
     gradient, _ = sums.release(
       "gradient",
-      mapped,
+      rows,
       residual,
-      mu_squared=of_step,
-      public=(integers, step, clip, prior),
+      mu_squared=step_mu_squared,
+      public=(integers, integer_step, clip_norm, log_prior),
       cache=False,
     )
-    velocity = MOMENTUM * velocity + gradient.T * (clip / n)
+    velocity = MOMENTUM * velocity + gradient.T * (clip_norm / n)
     kernel = kernel - rate * velocity
-  length = np.linalg.norm(kernel, axis=0).mean()
-  kernel = _times(matrix, kernel)
-  # Only its direction is used.
+  return kernel
+
+
+def _published(
+  kernel: Kernel, mean: Float64[np.ndarray, " d"], *, unit_norm: bool
+) -> LinearHead:
+  """Returns the head in float32, with its longest column at norm 1.
+
+  Only the direction of the weights matters to a ranking.
+  """
   longest = np.linalg.norm(kernel, axis=0).max()
-  published = kernel / longest if longest > 0 else kernel
-  head = LinearHead(
-    kernel=published.astype(np.float32),
-    bias=(-mean @ published).astype(np.float32),
-    unit_norm=centres,
+  if longest > 0:
+    kernel = kernel / longest
+  return LinearHead(
+    kernel=kernel.astype(np.float32),
+    bias=(-mean @ kernel).astype(np.float32),
+    unit_norm=unit_norm,
   )
-  return head, {"kernel": kernel, "length": np.array(length)}
 
 
-def shrunk(mean: Float64[np.ndarray, " d"], sd: float) -> np.ndarray:
-  """m·max(0, 1 − (d − 2)·sd²/‖m‖²): a mean of d numbers, each of noise sd.
+def shrink_mean(
+  mean: Float64[np.ndarray, " d"], sd: float
+) -> Float64[np.ndarray, " d"]:
+  """Shrinks a noisy mean towards zero: m·max(0, 1 − (d − 2)·sd²/‖m‖²).
 
-  >>> shrunk(np.array([3.0, 0.0, 4.0, 0.0]), 1.0)
+  >>> shrink_mean(np.array([3.0, 0.0, 4.0, 0.0]), 1.0)
   array([2.76, 0.  , 3.68, 0.  ])
+
+  Args:
+    mean: [d] numbers.
+    sd: the standard deviation of the noise of each.
+
+  Source: James & Stein, "Estimation with quadratic loss" (1961).
   """
   noise = max(0, len(mean) - 2) * sd**2
   return mean * max(0.0, 1 - noise / max(float(mean @ mean), 1e-300))
 
 
-def log_prior(counts: np.ndarray, noise: float) -> Float64[np.ndarray, " K"]:
-  """The logs of the classes' shares; a count is its noise at least, and 1."""
+def log_class_shares(
+  counts: np.ndarray, noise: float
+) -> Float64[np.ndarray, " K"]:
+  """Returns the logs of the shares of the classes, from their noisy counts.
+
+  Args:
+    counts: [K, 1], which may be negative; each is taken to be 1 at least, and
+      no smaller than its noise.
+    noise: the standard deviation of the noise of a count.
+  """
   counts = np.maximum(counts.ravel(), max(noise, 1.0))
   return np.log(counts / counts.sum())
 
 
-def inverse_square_root(
-  covariance: Square, ridge: float
-) -> tuple[Square | None, Square | None]:
-  """A = (max(M, 0) + ridge)^(−1/2) of a symmetric M, and its inverse.
+def at_length(length: float, kernel: Kernel) -> Kernel:
+  """Scales a kernel to this mean norm of its columns; zeros stay zeros."""
+  current = np.linalg.norm(kernel, axis=0).mean()
+  return kernel * (length / current) if current > 0 else kernel
 
-  Directions a thousand times shorter in A than the longest are 0 in A⁻¹, where
-  a kernel has nothing. None, for rows as they are: LAPACK did not converge.
+
+def extra_memory(*, n: int, feature_dim: int, num_classes: int) -> int:
+  """Returns the bytes that `auto` holds beside what all heads hold, measured.
+
+  They are 11 second moments, the rows twice (stored and mapped) where they fit
+  in memory, and the logits of a chunk.
   """
-  try:
-    values, vectors = np.linalg.eigh(covariance)
-  except np.linalg.LinAlgError:
-    return None, None
-  a = 1 / np.sqrt(np.maximum(values, 0) + ridge)
-  back = np.where(a > 1e-3 * a.max(), 1 / a, 0)
-  return (vectors * a) @ vectors.T, (vectors * back) @ vectors.T
+  moments = 88 * feature_dim * feature_dim
+  kept_rows = 2 * min(2 * n * feature_dim, 2**33)
+  logits = 64 * num_classes * max(1024, 2**20 // num_classes)
+  return moments + kept_rows + logits
 
 
-def _times(matrix: Square | None, kernel: Kernel) -> Kernel:
-  return kernel if matrix is None else matrix @ kernel
-
-
-def of_length(wanted: float, kernel: Kernel) -> Kernel:
-  """The kernel at this mean length; one of zeros stays what it is."""
-  length = np.linalg.norm(kernel, axis=0).mean()
-  return kernel * (wanted / length) if length > 0 else kernel
+SPEC = HeadSpec(
+  make=auto,
+  prepare_rows=functools.partial(rows_of, keep=True),
+  accepts_options=True,
+  extra_memory=extra_memory,
+)

@@ -9,12 +9,13 @@ from jaxtyping import Array, Float
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LinearHead:
-  """logits = x·kernel + bias.
+  """The weights of a linear classifier: logits = x·kernel + bias.
 
   Attributes:
     kernel: [d, K] float32.
     bias: [K] float32.
-    unit_norm: x is the embedding at norm 1, not as it is.
+    unit_norm: whether x is the embedding scaled to norm 1; otherwise it is the
+      embedding as it is.
   """
 
   kernel: Float[np.ndarray | Array, "d K"]
@@ -23,27 +24,43 @@ class LinearHead:
 
   @property
   def feature_dim(self) -> int:
+    """The dimension d of embeddings."""
     return self.kernel.shape[0]
 
   @property
   def num_classes(self) -> int:
+    """The number of classes K."""
     return self.kernel.shape[1]
 
   def logits(self, embedding: Float[Array, "n d"]) -> Float[Array, "n K"]:
-    """Scores of each class, for embeddings as they are, in float32."""
+    """Computes the score of each class in float32.
+
+    Args:
+      embedding: [n, d], not yet normalized.
+
+    Returns:
+      Logits [n, K]; they rank the classes of a row.
+    """
     if self.unit_norm:
       embedding = at_unit_norm(embedding)
     products = jnp.matmul(embedding, self.kernel, precision="highest")
     return products + self.bias
 
   def ranking(self) -> "LinearHead":
-    """Less its largest bias: −10 would swallow small float32 logits."""
+    """Returns a head that ranks as this one, with a largest bias of 0.
+
+    A common bias of −10 would swallow small logits in float32.
+    """
     bias = np.asarray(self.bias)
     return dataclasses.replace(self, bias=bias - bias.max())
 
 
 def at_unit_norm(embedding: Float[Array, "n d"]) -> Float[Array, "n d"]:
-  """x/‖x‖, whatever float32 makes of ‖x‖²; a row of zeros stays what it is."""
+  """Returns x/‖x‖ for each row; a row of zeros stays what it is.
+
+  Rows are divided by their largest number first, since ‖x‖² of a long or short
+  row may leave the range of float32.
+  """
   largest = jnp.abs(embedding).max(axis=1, keepdims=True)
   scaled = embedding / jnp.where(largest > 0, largest, 1)
   norm = jnp.linalg.norm(scaled, axis=1, keepdims=True)

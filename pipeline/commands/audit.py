@@ -73,7 +73,7 @@ def _among_real_rows(
   import msgspec
 
   from oneshot_dp.linear_dp.distributed.hosts import ALONE
-  from oneshot_dp.linear_dp.train import memory_needed
+  from oneshot_dp.linear_dp.memory import memory_needed
   from oneshot_dp.pipeline import audit
   from oneshot_dp.pipeline.commands import train
   from oneshot_dp.pipeline.runs.evaluation import data_of
@@ -91,7 +91,14 @@ def _among_real_rows(
   best = max(1000, int(k * dim / plan.mu2))  # more hide one another
   m, d = flags.canaries or min(20_000, best), cache.info.feature_dim + dim
   shard = min(cache.info.shard_rows, cache.info.source_num_examples)
-  needs = memory_needed(head, cache.n + m, d, k, cache.info.unit, shard)
+  needs = memory_needed(
+    head,
+    n=cache.n + m,
+    feature_dim=d,
+    num_classes=k,
+    privacy_unit=cache.info.unit,
+    shard_rows=shard,
+  )
   what = f"{m:,} canaries of {d:,} numbers among {cache.n:,} rows"
   check_memory(what, needs + m * (64 * d + 256 * k), "give fewer --canaries")
   canaries = audit.Canaries(

@@ -15,8 +15,10 @@ from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.linear_dp.distributed.hosts import Hosts
+from oneshot_dp.linear_dp.heads.registry import HEADS
+from oneshot_dp.linear_dp.memory import memory_needed
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.train import HEADS, check_plan, cost, memory_needed
+from oneshot_dp.linear_dp.train import check_plan, cost
 from oneshot_dp.pipeline.heads.verify import earlier_head
 from oneshot_dp.pipeline.ledger.entries import ChargeRequest, LedgerEntry
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -78,17 +80,26 @@ class Plan:
     for head in asked.heads:  # beside auto, which has some, lamb has none
       alone = head == "auto" or len(asked.heads) == 1
       self.options[head] = given if alone else HeadOptions()
-      how = {"options": self.options[head], "before": self.before}
+      how = {"options": self.options[head], "parent_head": self.before}
       check_plan(head=head, n=n, feature_dim=d, num_classes=k, **how)
     self.mu2, draws = cost(asked.epsilons, delta, had), range(asked.num_draws)
     count = len(asked.heads) * len(asked.epsilons) * len(draws)
     needs = 4 * (d + 1) * k * count
     shard = min(info.shard_rows, info.source_num_examples)
-    each = n, d, k, info.unit, shard
-    needs += max(memory_needed(head, *each) for head in asked.heads)
+    needs += max(
+      memory_needed(
+        head,
+        n=n,
+        feature_dim=d,
+        num_classes=k,
+        privacy_unit=info.unit,
+        shard_rows=shard,
+      )
+      for head in asked.heads
+    )
     fix = "ask for fewer at once, --head lamb, or a smaller embedding"
     check_memory(f"heads of {d:,} x {k:,} from {n:,} rows", needs, fix)
-    self.rows = {head: HEADS[head].rows(data) for head in asked.heads}
+    self.rows = {head: HEADS[head].prepare_rows(data) for head in asked.heads}
     for rows in self.rows.values():
       rows.validate()
     insisted = asked.allow_duplicates

@@ -80,7 +80,8 @@ def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
   """Trains all, and writes it into a folder; hosts but the first have none."""
   asked, heads, receipt = plan.asked, {}, {}
   common: dict[str, Any] = {"epsilons": asked.epsilons, "delta": asked.delta}
-  common |= {"paid": plan.mu2, "source": plan.source, "before": plan.before}
+  common |= {"mu_squared_budget": plan.mu2, "source": plan.source}
+  common |= {"parent_head": plan.before}
   parent_stated = plan.parent_stated.get("charge")
   # The charge of a private test set, if any, comes after those of the jobs.
   for (head, draw), charge in zip(plan.jobs, ids, strict=False):

@@ -18,8 +18,9 @@ from oneshot_dp.linear_dp.api import (
   train_heads,
 )
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
+from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.train import HEADS, cost, train
+from oneshot_dp.linear_dp.train import cost, train
 from tests.pipeline.image_heads import digits, embeddings, glyph_vit
 from tests.sample_caches import clusters
 
@@ -45,8 +46,8 @@ def test_train_heads_equals_train_and_keeps_the_order_of_epsilons(head, units):
   found = heads(epsilons=epsilons, head=head, source=source, unit_ids=unit_ids)
   data = dataset_from_arrays(ROWS, LABEL, num_classes=K, unit_ids=unit_ids)
   how: dict[str, Any] = {"head": head, "epsilons": epsilons, "delta": DELTA}
-  how |= {"paid": cost(epsilons, DELTA), "source": NoiseSource(7)}
-  made = train(HEADS[head].rows(data), **how)
+  how |= {"mu_squared_budget": cost(epsilons, DELTA), "source": NoiseSource(7)}
+  made = train(HEADS[head].prepare_rows(data), **how)
   expected = {each.epsilon: each for each in made}
   assert [each.trained.epsilon for each in found] == list(epsilons)
   for each in found:

@@ -33,7 +33,7 @@ def share_at_most(k, digits=200):
 
 
 @pytest.mark.parametrize("k", range(10))
-def test_table_of_thresholds(k):
+def test_thresholds_are_exact_and_decide_words_beside_them(k):
   threshold = int(noise._thresholds()[k])
   with mpmath.workdps(60):
     assert threshold == int(mpmath.floor(share_at_most(k) * WORD))
@@ -48,7 +48,7 @@ def test_table_of_thresholds(k):
 @pytest.mark.parametrize("k", range(8))
 @pytest.mark.parametrize("words", [1, 3])
 @pytest.mark.parametrize("side", [-1, 1])
-def test_a_word_on_a_threshold_takes_more_words(k, words, side):
+def test_integer_part_on_a_threshold_takes_more_words(k, words, side):
   """The words agree with the threshold as far as there are `words` of them."""
   with mpmath.workdps(200):
     bits = int(mpmath.floor(share_at_most(k) * mpmath.mpf(2) ** (64 * words)))
@@ -64,7 +64,7 @@ def test_a_word_on_a_threshold_takes_more_words(k, words, side):
 
 
 @pytest.mark.parametrize("k", [10, 11, 14])
-def test_integer_parts_past_the_table(k):
+def test_integer_part_past_the_table_is_exact(k):
   with mpmath.workdps(200):
     between = (share_at_most(k - 1) + share_at_most(k)) / 2
     bits = int(mpmath.floor(between * mpmath.mpf(2) ** 320))
@@ -105,7 +105,7 @@ def test_acceptance_is_exact_however_close(k):
           assert not accept_one(k, x, edge + distance)
 
 
-def test_bits_drawn_to_accept_are_in_the_sample():
+def test_sample_keeps_the_bits_that_its_acceptance_took():
   """`sample_normals` keeps them, under the index of whom they belong to."""
   # Words on which k is 3 and 0, and candidates with x = 1/3 that are on the
   # edge of acceptance, to 64 bits and to 128.
@@ -150,14 +150,14 @@ def test_bits_drawn_to_accept_are_in_the_sample():
     (WORD // 6, 3, [WORD - 1], 1),
   ],
 )
-def test_rounding_beside_a_half_draws_more_bits(fraction, sd, words, expected):
+def test_rounding_beside_a_half_takes_more_bits(fraction, sd, words, expected):
   source = ScriptedSource(words)
   found = noise._round_exactly(fraction, 64, Fraction(sd), source)
   assert found == expected
   assert not source.script
 
 
-def test_bits_that_are_known_are_what_is_rounded():
+def test_rounding_uses_the_bits_that_are_known():
   """3·x straddles 1/2 after 64 bits; that x is on its far side is known."""
   sign, k = np.array([[1], [0]], np.int8)
   x = np.array([WORD // 6], np.uint64)
@@ -165,7 +165,7 @@ def test_bits_that_are_known_are_what_is_rounded():
   assert noise._rounded((sign, k, x, known), 3.0, ScriptedSource()) == 1
 
 
-def test_stated_error_of_acceptance():
+def test_acceptance_in_float64_is_within_its_stated_error():
   """The expression of `_accept`, against both corners of each cell."""
   rng = np.random.default_rng(16)
   n = 1000

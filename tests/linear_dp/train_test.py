@@ -1,9 +1,6 @@
-"""Nested heads, going on from one, what it costs, and what is refused."""
+"""Nested heads: their cost, going on from one, and what is refused."""
 
 import itertools
-import os
-import subprocess
-import sys
 from fractions import Fraction
 from typing import Any
 
@@ -14,142 +11,103 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadOptions, PublicStart
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
 from oneshot_dp.linear_dp.api import dataset_from_arrays
+from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.train import (
-  HEADS,
-  baseline,
-  check_plan,
-  cost,
-  memory_needed,
-  train,
-)
+from oneshot_dp.linear_dp.train import baseline, check_plan, cost, train
 from tests.sample_caches import clusters
 
 N, D, K = 400, 8, 4
 DELTA = 1e-4
 
 
-def data(units=False):
+def clustered_data(units=False):
+  embeddings, labels = clusters((N // K,) * K, D)
   unit_ids = np.arange(N) // 2 if units else None
-  rows = clusters((N // K,) * K, D)
-  return dataset_from_arrays(*rows, num_classes=K, unit_ids=unit_ids)
+  return dataset_from_arrays(
+    embeddings, labels, num_classes=K, unit_ids=unit_ids
+  )
 
 
-def trained(head, epsilons=(1.0,), given=None, before=None, **more):
-  """Heads of each ε, of rows that are given or usual ones."""
-  paid = cost(epsilons, DELTA, before.mu_squared if before else 0.0)
-  how: dict[str, Any] = {"source": NoiseSource(0), "paid": paid} | more
-  how |= {"head": head, "epsilons": epsilons, "delta": DELTA, "before": before}
-  return [*train(HEADS[head].rows(given or data()), **how)]
+def train_on(
+  head,
+  epsilons=(1.0,),
+  *,
+  data=None,
+  parent_head=None,
+  source=None,
+  options=None,
+  draw=0,
+):
+  """Returns a head of each ε, of the given rows or of `clustered_data`."""
+  spent = parent_head.mu_squared if parent_head else 0.0
+  heads = train(
+    HEADS[head].prepare_rows(data or clustered_data()),
+    head=head,
+    epsilons=epsilons,
+    delta=DELTA,
+    mu_squared_budget=cost(epsilons, DELTA, spent),
+    source=source or NoiseSource(0),
+    options=options,
+    draw=draw,
+    parent_head=parent_head,
+  )
+  return list(heads)
 
 
-def spent(releases):
-  return sum(Fraction(each.noise_multiplier) ** -2 for each in releases)
+def mu_squared_of(releases):
+  costs = [Fraction(release.noise_multiplier) ** -2 for release in releases]
+  return sum(costs, Fraction(0))
+
+
+# Cost.
 
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("units", [False, True])
-def test_each_head_costs_its_epsilon_and_all_the_largest(head, units):
+def test_train_of_several_epsilons_releases_what_each_epsilon_buys(head, units):
+  for trained in train_on(head, (8.0, 0.5, 2.0), data=clustered_data(units)):
+    assert trained.epsilon is not None
+    allowed = mu_squared_from_epsilon(trained.epsilon, DELTA)
+    released = mu_squared_of(trained.releases)
+    assert trained.mu_squared == allowed
+    assert released <= Fraction(allowed)
+    assert float(released) == pytest.approx(allowed, rel=1e-9)
+    assert epsilon_of(float(released), DELTA) <= trained.epsilon
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("units", [False, True])
+def test_train_of_several_epsilons_costs_the_largest_in_all(head, units):
   epsilons = (8.0, 0.5, 2.0)
-  heads = trained(head, epsilons, data(units), draw=3)
-  assert [each.epsilon for each in heads] == [0.5, 2.0, 8.0]
-  for each in heads:
-    assert each.epsilon is not None
-    bought = mu_squared_from_epsilon(each.epsilon, DELTA)
-    assert each.mu_squared == bought
-    assert spent(each.releases) <= Fraction(bought)
-    assert float(spent(each.releases)) == pytest.approx(bought, rel=1e-9)
-    assert epsilon_of(float(spent(each.releases)), DELTA) <= each.epsilon
-    assert (each.name, each.delta, each.draw) == (head, DELTA, 3)
-    assert (each.noise_source, each.private) == ("seeded: NOT PRIVATE", False)
-    assert each.options == {"balanced": False}
-  assert spent(heads[-1].releases) <= cost(epsilons, DELTA)
-  for fewer, more in itertools.pairwise(heads):
-    assert more.releases[: len(fewer.releases)] == fewer.releases
-  if head != "auto":
-    names = [each.name for each in heads[-1].releases]
-    assert names == ["class sums"] * 3
-
-
-@pytest.mark.parametrize("head", ["lamb", "auto"])
-@pytest.mark.parametrize("units", [False, True])
-def test_a_head_goes_on_for_the_difference_as_in_one_run(head, units):
-  """A month later: the same bits as a sweep whose noise is the same."""
-  together = trained(head, (1.0, 4.0), data(units), source=NoiseSource(7))
-  source = NoiseSource(7)
-  (first,) = trained(head, (1.0,), data(units), source=source)
-  assert first.mu_squared is not None
-  more = cost((4.0,), DELTA, first.mu_squared)
-  assert more + Fraction(first.mu_squared) == cost((1.0, 4.0), DELTA)
-  (second,) = trained(head, (4.0,), data(units), first, source=source)
-  np.testing.assert_array_equal(second.head.kernel, together[1].head.kernel)
-  assert second.releases == together[1].releases
-  assert second.state.keys() == together[1].state.keys()
-  for key, value in second.state.items():
-    np.testing.assert_array_equal(value, together[1].state[key])
-
-
-@pytest.mark.parametrize("options", [{"balanced": True}, {"start": True}])
-def test_a_head_keeps_its_options_as_it_goes_on(options):
-  public = PublicStart.of(np.eye(K, D), num_classes=K, feature_dim=D)
-  if "start" in options:
-    options = {"start": public}
-  (first,) = trained("auto", options=HeadOptions(**options))
-  (second,) = trained("auto", (4.0,), before=first)
-  assert second.options == first.options == HeadOptions(**options).as_json()
-  names = {each.name for each in second.releases}
-  assert ("class counts" in names) == ("balanced" in options)
-  assert ("mean" in names) == ("start" not in options)
-  assert second.head.unit_norm == ("start" not in options)
+  heads = train_on(head, epsilons, data=clustered_data(units))
+  assert mu_squared_of(heads[-1].releases) <= cost(epsilons, DELTA)
+  for smaller, larger in itertools.pairwise(heads):
+    nested = larger.releases[: len(smaller.releases)]
+    assert nested == smaller.releases
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("size", [(1, 1, 1), (5, 1, 3), (40, 7, 1)])
-def test_no_size_and_no_noise_make_it_fail(head, size):
-  n, d, num_classes = size
-  x = np.random.default_rng(n).standard_normal((n, d)).astype(np.float32)
-  for given in (x, 0 * x):
-    label = np.arange(n) % num_classes
-    rows = dataset_from_arrays(given, label, num_classes=num_classes)
-    for epsilon in (1e-3, 1e5):
-      (made,) = trained(head, (epsilon,), rows, source=NoiseSource())
-      for found in (made, baseline(HEADS[head].rows(rows), head)):
-        assert found.head.kernel.shape == (d, num_classes)
-        assert np.isfinite(found.head.kernel).all()
-        assert np.isfinite(found.head.bias).all()
-
-
-def test_state_is_what_left_and_no_gradients():
-  (head,) = trained("auto", (20.0,), options=HeadOptions(balanced=True))
-  kinds = {key.split("/")[1] for key in head.state if "/" in key}
-  assert kinds == {"class counts", "mean", "second moment"}
-  assert {"kernel", "length"} < head.state.keys()
-  for key, value in head.state.items():
-    assert value.dtype == np.float64
-    assert np.isfinite(value).all()
-    if key.startswith("estimate/"):
-      (left,) = [r for r in head.releases if r.name == key.split("/")[1]]
-      precision = head.state[key.replace("estimate", "precision")]
-      assert float(precision) == pytest.approx(left.noise_multiplier**-2)
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_a_baseline_has_no_noise_and_is_not_private(head):
-  rows = HEADS[head].rows(data())
-  one, other = baseline(rows, head), baseline(rows, head)
-  np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
-  assert not one.private
-  assert one.noise_source == "no noise"
-  assert (one.epsilon, one.delta, one.mu_squared) == (None, None, None)
-  assert (one.releases, dict(one.state)) == ((), {})  # exact sums leave by none
-  (private,) = trained(head, (1e5,), source=NoiseSource())
-  assert private.private
-  near = np.corrcoef(one.head.kernel.ravel(), private.head.kernel.ravel())[0, 1]
-  assert near > 0.99
+def test_train_yields_heads_by_epsilon_and_says_how_they_were_made(head):
+  heads = train_on(head, (8.0, 0.5, 2.0), draw=3)
+  assert [trained.epsilon for trained in heads] == [0.5, 2.0, 8.0]
+  for trained in heads:
+    assert (trained.name, trained.delta, trained.draw) == (head, DELTA, 3)
+    assert trained.noise_source == "seeded: NOT PRIVATE"
+    assert not trained.private
+    assert trained.options == {"balanced": False}
 
 
 @pytest.mark.parametrize(
-  ("epsilons", "already", "message"),
+  "head", [name for name in HEADS if not HEADS[name].accepts_options]
+)
+def test_one_step_releases_class_sums_once_for_each_epsilon(head):
+  heads = train_on(head, (8.0, 0.5, 2.0))
+  names = [release.name for release in heads[-1].releases]
+  assert names == ["class sums"] * 3
+
+
+@pytest.mark.parametrize(
+  ("epsilons", "spent_mu_squared", "message"),
   [
     ((1.0, 1.0000000000001), 0.0, "too near"),
     ((1.0,), mu_squared_from_epsilon(1.0, DELTA) * (1 - 1e-9), "too near"),
@@ -160,10 +118,125 @@ def test_a_baseline_has_no_noise_and_is_not_private(head):
     ),
   ],
 )
-def test_what_costs_nothing_is_refused(epsilons, already, message):
+def test_cost_of_an_epsilon_that_adds_nothing_is_refused(
+  epsilons, spent_mu_squared, message
+):
   with pytest.raises(InputError, match=message) as error:
-    cost(epsilons, DELTA, already)
+    cost(epsilons, DELTA, spent_mu_squared)
   assert "\n" not in str(error.value)
+
+
+# Going on from a head.
+
+
+@pytest.mark.parametrize("head", ["lamb", "auto"])
+@pytest.mark.parametrize("units", [False, True])
+def test_train_from_a_head_has_the_bits_and_the_cost_of_one_run(head, units):
+  """A month later, with the same noise: what a sweep would have made."""
+  data = clustered_data(units)
+  together = train_on(head, (1.0, 4.0), data=data, source=NoiseSource(7))
+  source = NoiseSource(7)
+  (first,) = train_on(head, (1.0,), data=data, source=source)
+  (second,) = train_on(
+    head, (4.0,), data=data, parent_head=first, source=source
+  )
+  np.testing.assert_array_equal(second.head.kernel, together[1].head.kernel)
+  assert second.releases == together[1].releases
+  assert second.state.keys() == together[1].state.keys()
+  for key, value in second.state.items():
+    np.testing.assert_array_equal(value, together[1].state[key])
+  assert first.mu_squared is not None
+  difference = cost((4.0,), DELTA, first.mu_squared)
+  assert difference + Fraction(first.mu_squared) == cost((1.0, 4.0), DELTA)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("has_start", [False, True])
+def test_train_from_a_head_keeps_its_options(balanced, has_start):
+  start = None
+  if has_start:
+    start = PublicStart.of(np.eye(K, D), num_classes=K, feature_dim=D)
+  options = HeadOptions(balanced=balanced, start=start)
+  (first,) = train_on("auto", options=options)
+  (second,) = train_on("auto", (4.0,), parent_head=first)
+  assert second.options == first.options == options.as_json()
+  names = {release.name for release in second.releases}
+  assert ("class counts" in names) == balanced
+  assert ("mean" in names) == (not has_start)
+  assert second.head.unit_norm == (not has_start)
+
+
+def test_state_of_a_head_holds_estimates_and_weights_but_no_gradients():
+  (trained,) = train_on("auto", (20.0,), options=HeadOptions(balanced=True))
+  names = {key.split("/")[1] for key in trained.state if "/" in key}
+  assert names == {"class counts", "mean", "second moment"}
+  assert {"kernel", "length"} < trained.state.keys()
+  for value in trained.state.values():
+    assert value.dtype == np.float64
+    assert np.isfinite(value).all()
+
+
+def test_state_of_a_head_keeps_the_precision_of_each_estimate():
+  (trained,) = train_on("auto", (20.0,), options=HeadOptions(balanced=True))
+  noise = {r.name: r.noise_multiplier for r in trained.releases}
+  keys = [key for key in trained.state if key.startswith("precision/")]
+  assert len(keys) == 3
+  for key in keys:
+    expected = noise[key.split("/")[1]] ** -2
+    assert trained.state[key].item() == pytest.approx(expected)
+
+
+# Robustness and baselines.
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("size", [(1, 1, 1), (5, 1, 3), (40, 7, 1)])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_train_of_any_size_and_noise_gives_finite_weights(head, size, zeros):
+  n, d, num_classes = size
+  embeddings = np.random.default_rng(n).standard_normal((n, d))
+  if zeros:
+    embeddings = 0 * embeddings
+  data = dataset_from_arrays(
+    embeddings.astype(np.float32),
+    np.arange(n) % num_classes,
+    num_classes=num_classes,
+  )
+  heads = [baseline(HEADS[head].prepare_rows(data), head)]
+  for epsilon in (1e-3, 1e5):
+    heads += train_on(head, (epsilon,), data=data, source=NoiseSource())
+  for trained in heads:
+    assert trained.head.kernel.shape == (d, num_classes)
+    assert np.isfinite(trained.head.kernel).all()
+    assert np.isfinite(trained.head.bias).all()
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_baseline_has_no_noise_and_says_that_it_is_not_private(head):
+  rows = HEADS[head].prepare_rows(clustered_data())
+  one, other = baseline(rows, head), baseline(rows, head)
+  np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
+  assert not one.private
+  assert one.noise_source == "no noise"
+  assert (one.epsilon, one.delta, one.mu_squared) == (None, None, None)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_baseline_keeps_no_exact_sums(head):
+  trained = baseline(HEADS[head].prepare_rows(clustered_data()), head)
+  assert (trained.releases, dict(trained.state)) == ((), {})
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_train_with_little_noise_is_near_the_baseline(head):
+  exact = baseline(HEADS[head].prepare_rows(clustered_data()), head)
+  (private,) = train_on(head, (1e5,), source=NoiseSource())
+  assert private.private
+  kernels = [exact.head.kernel.ravel(), private.head.kernel.ravel()]
+  assert np.corrcoef(kernels)[0, 1] > 0.99
+
+
+# Plans that are refused.
 
 
 def check(**changes):
@@ -177,64 +250,48 @@ def check(**changes):
   check_plan(**given | changes)
 
 
-def test_a_plan_that_no_head_follows_is_refused_before_any_charge():
-  (auto,) = trained("auto")
+def test_check_plan_accepts_the_smallest_and_the_largest_sizes():
+  (parent_head,) = train_on("auto")
   check(n=1, feature_dim=1, num_classes=1)
   check(feature_dim=16_384, num_classes=21_843)
-  check(before=auto)
-  for changes, message in (
+  check(parent_head=parent_head)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"head": "lamp"}, "must be one of auto, lamb, adam, momentum"),
     ({"n": 0}, "there are no rows to train on"),
     ({"feature_dim": 2**20, "num_classes": 2**11}, "are too many weights"),
     (
-      {"before": auto, "options": HeadOptions(balanced=True)},
+      {"head": "lamb", "options": HeadOptions(balanced=True)},
+      "balanced is for head 'auto', not for 'lamb'",
+    ),
+  ],
+)
+def test_check_plan_refuses_what_no_head_follows(changes, message):
+  with pytest.raises(InputError, match=message) as error:
+    check(**changes)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (
+      {"options": HeadOptions(balanced=True)},
       "the head to go on from has",
     ),
-  ):
-    with pytest.raises(InputError, match=message) as error:
-      check(**changes)
-    assert "\n" not in str(error.value)
-
-
-def test_memory_grows_with_all_that_takes_it():
-  """With d², K·d and, where rows are kept, n·d."""
-  gib = 2.0**30
-  for head, n, d, num_classes, unit, least, most in (
-    ("lamb", 10**6, 64, 10, "example", 0.5, 0.6),
-    ("lamb", 10**9, 64, 10, "example", 15, 17),  # ids of all, keys of some
-    ("auto", 10**3, 64, 10, "example", 0, 0.6),
-    ("auto", 10**3, 16_384, 10, "example", 15, 30),
-    ("lamb", 10**3, 16_384, 10, "example", 0, 0.5),
-    ("lamb", 10**3, 2048, 21_843, "example", 2, 5),
-    ("auto", 10**3, 2048, 21_843, "example", 4, 8),
-    ("auto", 10**6, 768, 10, "example", 3, 5),
-    ("auto", 10**9, 768, 10, "example", 31, 35),  # not kept
-    ("lamb", 10**6, 768, 10, "patient", 6, 15),
-  ):
-    assert least < memory_needed(head, n, d, num_classes, unit) / gib < most
-  assert 3 < memory_needed("lamb", 1, 16_384, 2, "example", 2048) / gib < 6
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-  ("head", "n", "d", "num_classes", "epsilon"),
-  [("auto", 1000, 1200, 2, 20.0), ("lamb", 1000, 400, 5000, 1.0)],
+    ({"head": "lamb"}, "--from needs the same kind of head"),
+  ],
 )
-def test_it_is_what_a_process_takes(head, n, d, num_classes, epsilon):
-  code = f"""
-import re
-import numpy as np
-import oneshot_dp
-rng = np.random.default_rng(0)
-head = oneshot_dp.train_head(
-  rng.standard_normal(({n}, {d}), np.float32), rng.integers(0, 2, {n}),
-  num_classes={num_classes}, head={head!r}, epsilon={epsilon}, delta=1e-6)
-print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
-"""
-  run = [sys.executable, "-c", code]
-  environment = {**os.environ, "XLA_FLAGS": ""}  # one device
-  said = subprocess.run(
-    run, env=environment, check=True, capture_output=True, text=True
-  ).stdout
-  needed = memory_needed(head, n, d, num_classes, "example")
-  assert 0.5 * needed < 1024 * int(said) < 1.1 * needed
+def test_check_plan_refuses_a_parent_head_that_does_not_fit(changes, message):
+  (parent_head,) = train_on("auto")
+  with pytest.raises(InputError, match=message):
+    check(parent_head=parent_head, **changes)
+
+
+def test_check_plan_refuses_to_go_on_from_a_baseline():
+  rows = HEADS["auto"].prepare_rows(clustered_data())
+  with pytest.raises(InputError, match="a baseline has nothing to go on from"):
+    check(parent_head=baseline(rows, "auto"))

@@ -34,7 +34,7 @@ TRAIN --epsilon 0 -> --epsilon=0 must be positive
 TRAIN --epsilon inf -> for no privacy at all there is the --baseline of sweep.
 TRAIN --epsilon 30 -> --epsilon=30 is more than 20 and protects almost nobody:
 TRAIN --delta 0 -> delta=0.0 must lie strictly between 0 and 1.
-TRAIN --delta 0.1 -> delta=0.1 is not below 1/n = 0.0056: publishing one
+TRAIN --delta 0.1 -> delta=0.1 is not below 1/n = 0.0056: such a
 TRAIN --cache nowhere -> nowhere: no such directory, or it is empty; give a
 TRAIN --cache head -> head is not a finished cache
 TRAIN --out head -> head already exists; choose another place.
@@ -80,7 +80,7 @@ EVALUATE --cache train -> 180 of the 180 rows of --cache
 EVALUATE --cache other -> of two backbones
 EVALUATE --cache names -> class 0 is 'class 0' and 'a'
 EVALUATE --private-eval 1 -> --private-eval needs --delta, too.
-EVALUATE --private-eval 1 --delta 0.1 -> or insist (--weak-privacy).
+EVALUATE --private-eval 1 --delta 0.1 -> or allow it with --weak-privacy.
 predict head empty --out p.csv -> head was trained on imported features, and
 predict head empty --out text.txt -> text.txt is there already, or no place on a
 predict head empty --out gs://b/p.csv -> no place on a disk: name a new file.
@@ -97,7 +97,7 @@ budget --ledger no -> --ledger no is not there: name the ledger that was
 verify head --ledger no -> --ledger no is not there: name the ledger that was
 export head --to o --ledger no -> --ledger no is not there: name the ledger
 verify empty -> empty is neither a head nor a finished cache: name one of a run'
-AUDIT --epsilon 30 -> insist with --weak-privacy.
+AUDIT --epsilon 30 -> or allow it with --weak-privacy.
 AUDIT --canaries 5 -> --canaries 5: give 100 to 20000.
 AUDIT --rows [:80%] -> --rows and --ledger go with --cache: give it, too.
 AUDIT --head lamb --balanced -> --balanced goes with --head auto: leave it out.

@@ -146,7 +146,7 @@ def test_memory_that_is_not_there_is_refused(
   capsys, place, ledger, monkeypatch
 ):
   monkeypatch.setattr(
-    "oneshot_dp.pipeline.runs.plan.memory_needed", lambda *_: 1 << 50
+    "oneshot_dp.pipeline.runs.plan.memory_needed", lambda *_, **__: 1 << 50
   )
   line = fails(capsys, *place("TRAIN --epsilon 1 --out h"))
   assert "GB of memory" in line

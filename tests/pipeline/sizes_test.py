@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oneshot_dp.linear_dp.train import memory_needed
+from oneshot_dp.linear_dp.memory import memory_needed
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from tests.pipeline.command_line import fails, start, succeeds
 from tests.sample_caches import write_rows
@@ -39,7 +39,14 @@ def test_large_sizes_train(capsys, place, n, d, num_classes, head):
   process = start([*words, head], first=_PEAK, XLA_FLAGS="")  # one device
   out, err = process.communicate(timeout=300)
   assert process.returncode == 0, err
-  needed = memory_needed(head, n, d, num_classes, "example", min(n, 2048))
+  needed = memory_needed(
+    head,
+    n=n,
+    feature_dim=d,
+    num_classes=num_classes,
+    privacy_unit="example",
+    shard_rows=min(n, 2048),
+  )
   assert 1024 * int(out.split()[-1]) < needed
   assert "vouch" in succeeds(capsys, "verify", "head")[0]
 

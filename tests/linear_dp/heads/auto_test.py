@@ -1,7 +1,8 @@
-"""auto: against itself in NumPy, what leaves for it, and where it begins."""
+"""auto: against itself in NumPy, what it releases, and where it begins."""
 
 import math
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,68 +10,110 @@ import pytest
 from oneshot_dp.configs.head_config import HeadOptions, PublicStart
 from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.heads.auto import (
-  COUNTS,
-  MEAN,
-  MOMENT,
+  BALANCED_CLIP_NORM,
+  CLASS_COUNTS_SHARE,
+  MEAN_SHARE,
+  ROWS_TO_LEAVE_START,
+  SECOND_MOMENT_SHARE,
+  START_LENGTH,
   STEPS,
-  UNITS,
+  UNIT_COUNT_SHARE,
   auto,
-  inverse_square_root,
-  log_prior,
-  shrunk,
+  log_class_shares,
+  shrink_mean,
+  split_budget,
 )
+from oneshot_dp.linear_dp.heads.whitening import RIDGE, inverse_square_root
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.quantize import ROW_NORM
 from oneshot_dp.linear_dp.rows import rows_of
 
 K, D = 4, 10
-CENTRES = np.random.default_rng(0).standard_normal((K, D))
+CENTERS = np.random.default_rng(0).standard_normal((K, D))
+START = PublicStart.of(CENTERS, num_classes=K, feature_dim=D)
 
 
 def clusters(n, seed=1, spread=1.0):
   rng = np.random.default_rng(seed)
   label = rng.integers(0, K, n)
-  x = CENTRES[label] + spread * rng.standard_normal((n, D)) + 1.0
+  x = CENTERS[label] + spread * rng.standard_normal((n, D)) + 1.0
   return x.astype(np.float32), label
 
 
-class Watched(PrivateSums):
-  """Remembers what was asked, and what came out."""
+def rows_of_clusters(n=1000, rows_per_unit=None):
+  unit_ids = None
+  if rows_per_unit:
+    unit_ids = np.arange(n) // rows_per_unit
+  data = dataset_from_arrays(*clusters(n), num_classes=K, unit_ids=unit_ids)
+  return rows_of(data, keep=True)
+
+
+class Observation(NamedTuple):
+  name: str
+  mu_squared: float
+  public: tuple
+  estimate: np.ndarray
+
+  @property
+  def kernel(self):
+    """The weights that a gradient was computed at."""
+    integers, step = self.public[:2]
+    return integers * step * ROW_NORM
+
+
+class ObservedSums(PrivateSums):
+  """The mechanism itself, which remembers what it was asked and said."""
+
+  def __init__(self, *args):
+    super().__init__(*args)
+    self.observations = []
 
   def release(
     self, name, rows, statistic, *, mu_squared, public: tuple = (), cache=True
   ):
-    found = super().release(
+    estimate, noise = super().release(
       name, rows, statistic, mu_squared=mu_squared, public=public, cache=cache
     )
-    seen = name, mu_squared, public, found[0]
-    self.seen = [*getattr(self, "seen", []), seen]
-    return found
+    seen = Observation(name, mu_squared, public, estimate)
+    self.observations.append(seen)
+    return estimate, noise
 
-  def of(self, name):
-    return [seen[1:] for seen in self.seen if seen[0] == name]
+  def all_of(self, name):
+    return [seen for seen in self.observations if seen.name == name]
 
-
-def rows_of_clusters(n=1000, units=None):
-  data = dataset_from_arrays(*clusters(n), num_classes=K, unit_ids=units)
-  return rows_of(data, keep=True)
-
-
-def watched(rows, buys, **options):
-  """The door after one head with noise, and the head."""
-  sums = Watched(NoiseSource(3), buys)
-  made, _ = auto(sums, rows, buys, options=HeadOptions(**options))
-  return sums, made
+  def only(self, name):
+    (seen,) = self.all_of(name)
+    return seen
 
 
-def kernel_of(public):
-  """The kernel that a gradient was asked at."""
-  ints, step = public[:2]
-  return ints * step * ROW_NORM
+def make_head(sums, rows, new_mu_squared, *, spent=0.0, state=None, **options):
+  return auto(
+    sums,
+    rows,
+    new_mu_squared=new_mu_squared,
+    spent_mu_squared=spent,
+    state=state,
+    options=HeadOptions(**options),
+  )
 
 
-def in_numpy(x, y, steps=STEPS, clip=0.03):
+def observe_head(rows, mu_squared, **options):
+  """Returns the mechanism after one head with noise, and the head."""
+  sums = ObservedSums(NoiseSource(3), mu_squared)
+  head = make_head(sums, rows, mu_squared, **options).head
+  return sums, head
+
+
+def mu_squared_of(releases):
+  costs = [Fraction(release.noise_multiplier) ** -2 for release in releases]
+  return sum(costs, Fraction(0))
+
+
+# Without noise.
+
+
+def head_in_numpy(x, y, steps=STEPS, clip=0.03):
   """The whole head without noise, in plain float64."""
   n = len(x)
   u = x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -79,7 +122,8 @@ def in_numpy(x, y, steps=STEPS, clip=0.03):
   matrix = (vectors / np.sqrt(np.maximum(values, 0) + 1e-6 * n)) @ vectors.T
   v = (u - mean) @ matrix
   v /= np.linalg.norm(v, axis=1, keepdims=True)
-  kernel, velocity = np.zeros((D, K)), 0.0
+  kernel = np.zeros((D, K))
+  velocity = np.zeros((D, K))
   rate = (1 + math.log10(K) / 2) * 0.5 * (0.92**0.5) / (steps * clip)
   for _ in range(steps):
     logits = v @ kernel
@@ -93,168 +137,262 @@ def in_numpy(x, y, steps=STEPS, clip=0.03):
   return kernel, -mean @ kernel
 
 
-def test_without_noise_it_is_what_numpy_makes():
-  made, _ = auto(PrivateSums(None, 0.0), rows_of_clusters(600), math.inf)
-  kernel, bias = in_numpy(*clusters(600))
-  np.testing.assert_allclose(made.kernel, kernel, atol=2e-3)
-  np.testing.assert_allclose(made.bias, bias, atol=2e-3)
-  assert made.unit_norm
+def test_auto_without_noise_is_the_head_of_numpy():
+  sums = PrivateSums(None, 0.0)
+  head = make_head(sums, rows_of_clusters(600), math.inf).head
+  kernel, bias = head_in_numpy(*clusters(600))
+  np.testing.assert_allclose(head.kernel, kernel, atol=2e-3)
+  np.testing.assert_allclose(head.bias, bias, atol=2e-3)
+  assert head.unit_norm
 
 
-OF_START = PublicStart.of(CENTRES, num_classes=K, feature_dim=D)
+# What is released, and what it costs.
 
 
-@pytest.mark.parametrize(
-  ("options", "units", "buys", "shares"),
-  [
-    ({}, False, 0.1, {"mean": MEAN}),
-    ({}, False, 9.0, {"mean": MEAN, "second moment": MOMENT}),
-    ({"balanced": True}, False, 0.1, {"class counts": COUNTS, "mean": MEAN}),
-    ({"start": OF_START}, False, 0.1, {}),
-    ({"start": OF_START}, False, 9.0, {"second moment": MOMENT}),
-    ({}, True, 0.1, {"units": UNITS, "mean": MEAN}),
-    (
-      {"balanced": True, "start": OF_START},
-      True,
-      40.0,
-      {"units": UNITS, "class counts": COUNTS, "second moment": MOMENT},
-    ),
-  ],
-)
-def test_what_leaves_costs_what_was_paid_and_no_more(
-  options, units, buys, shares
+class ReleaseCase(NamedTuple):
+  options: dict
+  rows_per_unit: int | None
+  mu_squared: float
+  shares: dict
+
+
+RELEASE_CASES = [
+  ReleaseCase({}, None, 0.1, {"mean": MEAN_SHARE}),
+  ReleaseCase(
+    {},
+    None,
+    9.0,
+    {"mean": MEAN_SHARE, "second moment": SECOND_MOMENT_SHARE},
+  ),
+  ReleaseCase(
+    {"balanced": True},
+    None,
+    0.1,
+    {"class counts": CLASS_COUNTS_SHARE, "mean": MEAN_SHARE},
+  ),
+  ReleaseCase({"start": START}, None, 0.1, {}),
+  ReleaseCase(
+    {"start": START}, None, 9.0, {"second moment": SECOND_MOMENT_SHARE}
+  ),
+  ReleaseCase({}, 2, 0.1, {"units": UNIT_COUNT_SHARE, "mean": MEAN_SHARE}),
+  ReleaseCase(
+    {"balanced": True, "start": START},
+    2,
+    40.0,
+    {
+      "units": UNIT_COUNT_SHARE,
+      "class counts": CLASS_COUNTS_SHARE,
+      "second moment": SECOND_MOMENT_SHARE,
+    },
+  ),
+]
+
+
+@pytest.fixture(params=RELEASE_CASES)
+def released(request):
+  """A case, and the releases of a head of it."""
+  case = request.param
+  rows = rows_of_clusters(rows_per_unit=case.rows_per_unit)
+  sums, _ = observe_head(rows, case.mu_squared, **case.options)
+  return case, sums.releases
+
+
+def test_releases_are_each_statistic_once_and_then_the_gradients(released):
+  case, releases = released
+  names = [release.name for release in releases]
+  assert names == [*case.shares, *["gradient"] * STEPS]
+
+
+def test_releases_cost_all_of_the_budget_and_no_more(released):
+  case, releases = released
+  spent = mu_squared_of(releases)
+  assert spent <= Fraction(case.mu_squared)
+  assert float(spent) == pytest.approx(case.mu_squared, rel=1e-9)
+
+
+def test_each_release_costs_its_share_and_steps_cost_alike(released):
+  case, releases = released
+  for release in releases[: len(case.shares)]:
+    expected = case.shares[release.name] * case.mu_squared
+    assert release.noise_multiplier**-2 == pytest.approx(expected)
+  steps = releases[len(case.shares) :]
+  assert len({step.noise_multiplier for step in steps}) == 1
+
+
+@pytest.mark.parametrize("counts_units", [False, True])
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("whitened", [False, True])
+def test_split_budget_shares_add_up_to_one(
+  counts_units, balanced, centered, whitened
 ):
-  rows = rows_of_clusters(units=np.arange(1000) // 2 if units else None)
-  sums, _ = watched(rows, buys, **options)
-  names = [release.name for release in sums.releases]
-  assert names == [*shares, *["gradient"] * STEPS]
-  spent = sum(Fraction(r.noise_multiplier) ** -2 for r in sums.releases)
-  assert spent <= Fraction(buys)
-  assert float(spent) == pytest.approx(buys, rel=1e-9)
-  for release in sums.releases[: len(shares)]:
-    paid = shares[release.name] * buys
-    assert release.noise_multiplier**-2 == pytest.approx(paid)
-  steps = {release.noise_multiplier for release in sums.releases[len(shares) :]}
-  assert len(steps) == 1
+  split = split_budget(
+    counts_units=counts_units,
+    balanced=balanced,
+    centered=centered,
+    whitened=whitened,
+  )
+  once = (split.unit_count, split.class_counts, split.mean, split.second_moment)
+  chosen = (counts_units, balanced, centered, whitened)
+  assert [share > 0 for share in once] == list(chosen)
+  assert sum(once) + split.steps == pytest.approx(1)
 
 
-def test_units_are_counted_and_n_is_their_number():
-  """Rows of few units: what follows from n follows from the noisy count."""
-  sums, _ = watched(rows_of_clusters(3000, np.arange(3000) // 50), 25.0)
-  ((_, _, counted),) = sums.of("units")
-  assert abs(counted.item() - 60) < 5 * (UNITS * 25.0) ** -0.5
-  assert not sums.of("second moment")  # 60 < 80·K/5; of rows, there are enough
+def test_units_are_counted_and_decide_whether_to_whiten():
+  """60 units have too few rows for it, though 3,000 rows would be enough."""
+  sums, _ = observe_head(rows_of_clusters(3000, rows_per_unit=50), 25.0)
+  noise = (UNIT_COUNT_SHARE * 25.0) ** -0.5
+  assert abs(sums.only("units").estimate.item() - 60) < 5 * noise
+  assert not sums.all_of("second moment")
 
 
-def test_balanced_steps_have_the_log_of_noisy_counts_added():
+# Balanced.
+
+
+@pytest.fixture
+def balanced_sums():
+  """The mechanism after a balanced head; one class is large, three small."""
   x, y = clusters(1000)
   y = np.where(np.random.default_rng(0).random(1000) < 0.8, 0, y)
   rows = rows_of(dataset_from_arrays(x, y, num_classes=K), keep=True)
-  sums, _ = watched(rows, 4.0, balanced=True)
-  ((_, _, counts),) = sums.of("class counts")
-  sigma = (COUNTS * 4.0) ** -0.5
-  off = counts.ravel() - np.bincount(y, minlength=K)
-  assert 0 < np.abs(off).max() < 5 * sigma
-  prior = log_prior(counts, sigma)
-  np.testing.assert_allclose(np.exp(prior).sum(), 1)
-  for _, public, _ in sums.of("gradient"):
-    _, _, clip, log_prior_used = public
-    assert clip == 0.3
-    np.testing.assert_array_equal(log_prior_used, prior)
+  sums, _ = observe_head(rows, 4.0, balanced=True)
+  return sums, np.bincount(y, minlength=K)
 
 
-def test_a_count_is_its_noise_at_least():
-  found = np.exp(log_prior(np.array([[-70.0], [5.0], [75.0]]), 20.0))
-  np.testing.assert_allclose(found, np.array([20, 20, 75]) / 115)
-  found = np.exp(log_prior(np.array([[0.0], [3.0]]), 0.0))
-  np.testing.assert_allclose(found, [0.25, 0.75])
+def test_balanced_counts_classes_with_noise(balanced_sums):
+  sums, exact = balanced_sums
+  errors = np.abs(sums.only("class counts").estimate.ravel() - exact)
+  assert 0 < errors.max() < 5 * (CLASS_COUNTS_SHARE * 4.0) ** -0.5
 
 
-@pytest.mark.parametrize("buys", [0.1, 9.0])
-def test_from_a_start_steps_begin_there_and_no_mean_leaves(buys):
-  sums, made = watched(rows_of_clusters(), buys, start=OF_START)
-  first = kernel_of(sums.of("gradient")[0][1])
-  expected = 10 * max(1, 50 * K * buys**-0.5 / 1000) ** 0.5
-  length = np.linalg.norm(first, axis=0).mean()
-  assert length == pytest.approx(expected, rel=1e-3)
-  assert not made.unit_norm
-  assert not made.bias.any()
-  if whitened := sums.of("second moment"):
-    ((_, _, moment),) = whitened
-    ridge = 2.5 * (K * D / buys) ** 0.5
-    first = pair((moment + moment.T) / 2, ridge)[0] @ first
-  start = OF_START.kernel()
-  scale = np.linalg.norm(start) / np.linalg.norm(first)
-  np.testing.assert_allclose(first * scale, start, atol=5e-3)
+def test_balanced_steps_add_the_log_of_noisy_shares_to_the_logits(
+  balanced_sums,
+):
+  sums, _ = balanced_sums
+  counts = sums.only("class counts").estimate
+  expected = log_class_shares(counts, (CLASS_COUNTS_SHARE * 4.0) ** -0.5)
+  for gradient in sums.all_of("gradient"):
+    _, _, clip_norm, log_prior = gradient.public
+    assert clip_norm == BALANCED_CLIP_NORM
+    np.testing.assert_array_equal(log_prior, expected)
 
 
-@pytest.mark.parametrize("more", [0.2, 8.9])
-def test_a_larger_epsilon_goes_on_from_the_head_before(more):
-  rows, sums = rows_of_clusters(), Watched(NoiseSource(3), 0.1 + more)
-  _, before = auto(sums, rows, 0.1)
-  sums.seen = []
-  auto(sums, rows, more, 0.1, before)
-  ((_, _, mean),), ((_, first, _), *_) = sums.of("mean"), sums.of("gradient")
-  kernel = kernel_of(first)
-  length = np.linalg.norm(kernel, axis=0).mean()
-  assert length == pytest.approx(float(before["length"]), rel=1e-3)
-  if whitened := sums.of("second moment"):
-    ((_, _, moment),) = whitened
-    m = shrunk(mean[0] / 1000, (MEAN * (0.1 + more)) ** -0.5 / 1000)
-    covariance = (moment + moment.T) / 2 - 1000 * np.outer(m, m)
-    ridge = 2.5 * (K * D / more) ** 0.5
-    kernel = pair(covariance, ridge)[0] @ kernel
-  kernel *= np.linalg.norm(before["kernel"]) / np.linalg.norm(kernel)
-  near = 0.02 * np.abs(kernel).max()
-  np.testing.assert_allclose(kernel, before["kernel"], atol=near)
-  spent = sum(Fraction(r.noise_multiplier) ** -2 for r in sums.releases)
-  assert spent <= Fraction(0.1 + more)
+def test_log_class_shares_takes_counts_to_be_their_noise_at_least():
+  counts = np.array([[-70.0], [5.0], [75.0]])
+  shares = np.exp(log_class_shares(counts, 20.0))
+  np.testing.assert_allclose(shares, np.array([20, 20, 75]) / 115)
 
 
-def test_a_shrunk_mean_is_nearer_to_the_mean():
-  """James and Stein: whatever the mean, and the more so the less it is."""
+def test_log_class_shares_takes_counts_to_be_one_at_least():
+  shares = np.exp(log_class_shares(np.array([[0.0], [3.0]]), 0.0))
+  np.testing.assert_allclose(shares, [0.25, 0.75])
+
+
+# Where steps begin.
+
+
+def whitening_pair(covariance, ridge):
+  matrix, inverse = inverse_square_root(covariance, ridge)
+  assert matrix is not None
+  assert inverse is not None
+  return matrix, inverse
+
+
+def mean_length(kernel):
+  return np.linalg.norm(kernel, axis=0).mean()
+
+
+@pytest.mark.parametrize("mu_squared", [0.1, 9.0])
+def test_public_start_is_where_steps_begin(mu_squared):
+  sums, _ = observe_head(rows_of_clusters(), mu_squared, start=START)
+  first = sums.all_of("gradient")[0].kernel
+  too_few = ROWS_TO_LEAVE_START * K * mu_squared**-0.5 / 1000
+  expected_length = START_LENGTH * max(1, too_few) ** 0.5
+  assert mean_length(first) == pytest.approx(expected_length, rel=1e-3)
+  if sums.all_of("second moment"):
+    moment = sums.only("second moment").estimate
+    ridge = RIDGE * (K * D / mu_squared) ** 0.5
+    first = whitening_pair((moment + moment.T) / 2, ridge)[0] @ first
+  expected = START.kernel()
+  scale = np.linalg.norm(expected) / np.linalg.norm(first)
+  np.testing.assert_allclose(first * scale, expected, atol=5e-3)
+
+
+@pytest.mark.parametrize("mu_squared", [0.1, 9.0])
+def test_public_start_needs_no_mean_and_no_bias(mu_squared):
+  sums, head = observe_head(rows_of_clusters(), mu_squared, start=START)
+  assert not sums.all_of("mean")
+  assert not head.unit_norm
+  assert not head.bias.any()
+
+
+@pytest.mark.parametrize("new_mu_squared", [0.2, 8.9])
+def test_larger_epsilon_begins_at_the_head_before(new_mu_squared):
+  rows = rows_of_clusters()
+  sums = ObservedSums(NoiseSource(3), 0.1 + new_mu_squared)
+  state = make_head(sums, rows, 0.1).state
+  assert state is not None
+  sums.observations.clear()
+  make_head(sums, rows, new_mu_squared, spent=0.1, state=state)
+  kernel = sums.all_of("gradient")[0].kernel
+  assert mean_length(kernel) == pytest.approx(state.length, rel=1e-3)
+  if sums.all_of("second moment"):
+    moment = sums.only("second moment").estimate
+    mean_noise = (MEAN_SHARE * (0.1 + new_mu_squared)) ** -0.5
+    total = sums.only("mean").estimate[0]
+    mean = shrink_mean(total / 1000, mean_noise / 1000)
+    covariance = (moment + moment.T) / 2 - 1000 * np.outer(mean, mean)
+    ridge = RIDGE * (K * D / new_mu_squared) ** 0.5
+    kernel = whitening_pair(covariance, ridge)[0] @ kernel
+  kernel = kernel * np.linalg.norm(state.kernel) / np.linalg.norm(kernel)
+  tolerance = 0.02 * np.abs(kernel).max()
+  np.testing.assert_allclose(kernel, state.kernel, atol=tolerance)
+
+
+@pytest.mark.parametrize("new_mu_squared", [0.2, 8.9])
+def test_larger_epsilon_costs_the_difference_alone(new_mu_squared):
+  rows = rows_of_clusters()
+  sums = ObservedSums(NoiseSource(3), 0.1 + new_mu_squared)
+  state = make_head(sums, rows, 0.1).state
+  assert state is not None
+  make_head(sums, rows, new_mu_squared, spent=0.1, state=state)
+  spent = mu_squared_of(sums.releases)
+  assert spent <= Fraction(0.1 + new_mu_squared)
+  assert float(spent) == pytest.approx(0.1 + new_mu_squared, rel=1e-9)
+
+
+# Its mathematics.
+
+
+@pytest.mark.parametrize(
+  ("length", "largest_risk"),
+  [(0.0, 35.0), (1.0, 35.0), (5.0, 35.0), (100.0, 50.5)],
+)
+def test_shrunk_mean_is_nearer_to_the_true_mean(length, largest_risk):
+  """James and Stein: whatever the mean is; 50 is the risk without shrinking."""
   rng = np.random.default_rng(0)
-  for length in (0.0, 1.0, 5.0, 100.0):
-    true = np.zeros(50)
-    true[0] = length
-    noisy = true + rng.standard_normal((400, 50))
-    better = np.array([shrunk(each, 1.0) for each in noisy])
-    risk = ((better - true) ** 2).sum(axis=1).mean()
-    assert risk < 50.5
-    assert length > 5 or risk < 35
-  for d in (1, 2):
-    np.testing.assert_array_equal(shrunk(np.ones(d), 10.0), np.ones(d))
-  assert not shrunk(np.zeros(9), 0.0).any()
+  true = np.zeros(50)
+  true[0] = length
+  noisy = true + rng.standard_normal((400, 50))
+  shrunk = np.array([shrink_mean(mean, 1.0) for mean in noisy])
+  risk = ((shrunk - true) ** 2).sum(axis=1).mean()
+  assert risk < largest_risk
 
 
-def pair(covariance, ridge):
-  a, back = inverse_square_root(covariance, ridge)
-  assert a is not None
-  assert back is not None
-  return a, back
+@pytest.mark.parametrize("dim", [1, 2])
+def test_shrunk_mean_of_one_or_two_numbers_is_the_mean(dim):
+  np.testing.assert_array_equal(shrink_mean(np.ones(dim), 10.0), np.ones(dim))
 
 
-def test_the_inverse_square_root_and_its_inverse():
-  rng = np.random.default_rng(0)
-  half = rng.standard_normal((D, D))
-  covariance = half @ half.T
-  a, back = pair(covariance, 0.5)
-  np.testing.assert_allclose(
-    a @ (covariance + 0.5 * np.eye(D)) @ a, np.eye(D), atol=1e-9
-  )
-  np.testing.assert_allclose(a @ back, np.eye(D), atol=1e-9)
-  a, back = pair(-covariance, 0.5)  # of noise alone
-  np.testing.assert_allclose(a, np.eye(D) * 0.5**-0.5, atol=1e-12)
-  a, back = pair(np.diag([1e9, 0.0]), 1e-3)
-  assert back[0, 0] == 0  # A is nothing in that direction
-  assert a[0, 0] > 0
+def test_shrunk_mean_of_zeros_is_zeros():
+  assert not shrink_mean(np.zeros(9), 0.0).any()
 
 
-def test_rows_stay_unwhitened_should_lapack_give_up(monkeypatch):
-  def gives_up(_):
+def test_rows_stay_unwhitened_where_lapack_does_not_converge(monkeypatch):
+  def fail_to_converge(_):
     raise np.linalg.LinAlgError("Eigenvalues did not converge")
 
-  monkeypatch.setattr(np.linalg, "eigh", gives_up)
-  sums, made = watched(rows_of_clusters(400), 9.0)
-  assert any(r.name == "second moment" for r in sums.releases)
-  assert np.isfinite(made.kernel).all()
+  monkeypatch.setattr(np.linalg, "eigh", fail_to_converge)
+  sums, head = observe_head(rows_of_clusters(400), 9.0)
+  assert sums.all_of("second moment")
+  assert np.isfinite(head.kernel).all()

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from oneshot_dp.configs.head_config import HeadOptions
 from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.heads.one_step import (
   OPTIMIZERS,
@@ -27,81 +28,110 @@ SENSITIVITY = reference.UNIT_WEIGHT * reference.R
 
 
 def rows_of_lengths(n=N, d=D, num_classes=K, seed=0):
-  """Some clipped, some not, some null."""
+  """Rows of which some are clipped, some are not, and some are zero."""
   rng = np.random.default_rng(seed)
   x = rng.standard_normal((n, d)) * np.exp(rng.standard_normal((n, 1)) - 1)
   x[::17] = 0
   return x.astype(np.float32), rng.integers(0, num_classes, n)
 
 
-def stepped(name, x, y, buys=math.inf, seed=None):
-  """The door, the rows and the head of one step; without a seed, no noise."""
+def take_step(sums, rows, optimizer_name, mu_squared, spent=0.0):
+  return one_step(
+    sums,
+    rows,
+    new_mu_squared=mu_squared,
+    spent_mu_squared=spent,
+    state=None,
+    options=HeadOptions(),
+    optimizer=OPTIMIZERS[optimizer_name],
+  ).head
+
+
+def noiseless_head(optimizer_name, x, y):
   rows = clipped_rows(dataset_from_arrays(x, y, num_classes=K))
-  sums = PrivateSums(None, 0.0)
-  if seed is not None:
-    sums = PrivateSums(NoiseSource(seed), 3 * buys)
-  made, _ = one_step(sums, rows, buys, optimizer=OPTIMIZERS[name])
-  return sums, rows, made
+  return take_step(PrivateSums(None, 0.0), rows, optimizer_name, math.inf)
 
 
 @pytest.mark.parametrize(
   ("n", "d", "num_classes"), [(N, D, K), (1, 1, 1), (3, 1, 2), (2, 7, 1)]
 )
-def test_the_sums_have_the_bits_of_the_reference(n, d, num_classes):
+def test_class_sums_have_the_bits_of_the_reference(n, d, num_classes):
   x, y = rows_of_lengths(n, d, num_classes)
   rows = clipped_rows(dataset_from_arrays(x, y, num_classes=num_classes))
   sums = PrivateSums(None, 0.0)
-  found, _ = sums.release("class sums", rows, class_sums, mu_squared=math.inf)
+  released, _ = sums.release(
+    "class sums", rows, class_sums, mu_squared=math.inf
+  )
   exact = reference.class_sums(x, y, num_classes, 1.0, -10.0)
-  assert (found == exact.astype(float) / SENSITIVITY).all()
+  assert (released == exact.astype(float) / SENSITIVITY).all()
 
 
-def test_the_gradient_is_jax_privacy_s():
+def test_gradient_is_that_of_jax_privacy():
   """Per-example clipping of the sigmoid cross-entropy at the first step."""
   x, y = rows_of_lengths()
 
   def loss(kernel, x, y):
     logits = x @ kernel - 10.0
-    return optax.sigmoid_binary_cross_entropy(
-      logits, jax.nn.one_hot(y, K)
-    ).sum()
+    one_hot = jax.nn.one_hot(y, K)
+    return optax.sigmoid_binary_cross_entropy(logits, one_hot).sum()
 
-  clipped = jax_privacy.clipped_grad(
+  clipped_gradient = jax_privacy.clipped_grad(
     loss, l2_clip_norm=1.0, batch_argnums=(1, 2), keep_batch_dim=False
   )
-  expected = clipped(jnp.zeros((D, K)), jnp.asarray(x), jnp.asarray(y)) / N
-  head = stepped("momentum", x, y)[-1]  # its first step is minus the gradient
-  np.testing.assert_allclose(-head.kernel, expected, atol=2e-5)
+  total = clipped_gradient(jnp.zeros((D, K)), jnp.asarray(x), jnp.asarray(y))
+  # The first step of momentum is minus the gradient.
+  head = noiseless_head("momentum", x, y)
+  np.testing.assert_allclose(-head.kernel, total / N, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_one_release_pays_for_any_transformation_of_it(name):
-  """What leaves is S once; the head follows from it and public numbers."""
-  x, y = rows_of_lengths()
-  sums, _, made = stepped(name, x, y, 0.04, 1)
+def test_one_step_releases_class_sums_once_within_its_budget(name):
+  sums = PrivateSums(NoiseSource(1), 0.12)
+  rows = clipped_rows(dataset_from_arrays(*rows_of_lengths(), num_classes=K))
+  take_step(sums, rows, name, 0.04)
   (release,) = sums.releases
   assert (release.name, release.shape) == ("class sums", (K, D))
   assert Fraction(release.noise_multiplier) ** -2 <= Fraction(0.04)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_step_follows_from_what_was_released_alone(name):
+  """Any optimizer is post-processing: NumPy makes the head from the release."""
+  sums = PrivateSums(NoiseSource(1), 0.12)
+  rows = clipped_rows(dataset_from_arrays(*rows_of_lengths(), num_classes=K))
+  head = take_step(sums, rows, name, 0.04)
   ((estimate, precision),) = sums.estimates.values()
   assert precision == pytest.approx(0.04)
   mean = reference.gradient(estimate * SENSITIVITY, N, 1.0, -10.0)
   expected = reference.step(mean, name)
-  np.testing.assert_allclose(made.kernel, expected, rtol=1e-4)
-  assert made.bias.tolist() == [-10] * K
-  assert not made.unit_norm
+  np.testing.assert_allclose(head.kernel, expected, rtol=1e-4)
+  assert head.bias.tolist() == [-10] * K
+  assert not head.unit_norm
 
 
-def test_the_law_of_the_noise_and_of_topping_up():
-  """One draw of all that was bought; the paper's noise but for p0 of it."""
+@pytest.fixture
+def noise_of_two_steps():
+  """The noise of a head that went on, per σ of a weight, [d, K]."""
   d = 4000
   x, y = rows_of_lengths(64, d)
-  sums, rows, _ = stepped("momentum", x, y, 0.04, 2)
-  made, _ = one_step(sums, rows, 0.05, 0.04, optimizer=OPTIMIZERS["momentum"])
-  exact = reference.class_sums(x, y, K, 1.0, -10.0)
-  # In the gradient: of deviation σ·C/n, and alike in all classes by p0 alone.
-  scale = 1 / residual_norm(K) / 64
-  of_exact = -reference.gradient(exact, 64, 1.0, -10.0).T
-  z = (made.kernel - of_exact) / scale
-  assert z.std() == pytest.approx(0.09**-0.5, rel=0.03)
-  between = np.asarray(np.corrcoef(z.T))[np.triu_indices(K, 1)]
-  assert np.abs(between).max() < 5 / d**0.5
+  rows = clipped_rows(dataset_from_arrays(x, y, num_classes=K))
+  sums = PrivateSums(NoiseSource(2), 0.12)
+  take_step(sums, rows, "momentum", 0.04)
+  head = take_step(sums, rows, "momentum", 0.05, spent=0.04)
+  exact_sums = reference.class_sums(x, y, K, 1.0, -10.0)
+  exact_kernel = -reference.gradient(exact_sums, 64, 1.0, -10.0).T
+  # In the gradient, noise has the deviation σ·C/n.
+  return (head.kernel - exact_kernel) * residual_norm(K) * 64
+
+
+def test_head_that_goes_on_has_the_noise_of_all_that_was_bought(
+  noise_of_two_steps,
+):
+  expected = (0.04 + 0.05) ** -0.5
+  assert noise_of_two_steps.std() == pytest.approx(expected, rel=0.03)
+
+
+def test_noise_of_two_classes_is_alike_by_p0_alone(noise_of_two_steps):
+  correlation = np.asarray(np.corrcoef(noise_of_two_steps.T))
+  between = correlation[np.triu_indices(K, 1)]
+  assert np.abs(between).max() < 5 / len(noise_of_two_steps) ** 0.5

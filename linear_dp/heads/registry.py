@@ -1,0 +1,13 @@
+"""The heads by name: a new head is a file in this folder and a row here."""
+
+from collections.abc import Mapping
+
+from oneshot_dp.linear_dp.heads import auto, one_step
+from oneshot_dp.linear_dp.heads.contract import HeadSpec
+
+HEADS: Mapping[str, HeadSpec] = {
+  "auto": auto.SPEC,
+  "lamb": one_step.spec("lamb"),
+  "adam": one_step.spec("adam"),
+  "momentum": one_step.spec("momentum"),
+}

@@ -1,0 +1,92 @@
+"""Whitening: a public map of rows, from their noisy second moment."""
+
+import dataclasses
+import math
+
+import numpy as np
+from jaxtyping import Float64
+
+from oneshot_dp.linear_dp.private_sums import PrivateSums
+from oneshot_dp.linear_dp.rows import Rows
+from oneshot_dp.linear_dp.statistics import second_moment
+
+RIDGE = 2.5
+MIN_RIDGE_PER_ROW = 1e-6
+
+Square = Float64[np.ndarray, "d d"]
+Kernel = Float64[np.ndarray, "d K"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Whitening:
+  """A public map A of rows and its inverse; None is no map at all."""
+
+  matrix: Square | None = None
+  inverse: Square | None = None
+
+  def to_whitened(self, kernel: Kernel) -> Kernel:
+    """Returns the weights that do for whitened rows what `kernel` does."""
+    return kernel if self.inverse is None else self.inverse @ kernel
+
+  def from_whitened(self, kernel: Kernel) -> Kernel:
+    """Returns the weights for rows that are not whitened."""
+    return kernel if self.matrix is None else self.matrix @ kernel
+
+
+def release_whitening(
+  sums: PrivateSums,
+  rows: Rows,
+  mean: Float64[np.ndarray, " d"],
+  n: float,
+  *,
+  mu_squared: float,
+  share: float,
+) -> Whitening:
+  """Releases the second moment of the rows, and computes the map from it.
+
+  Args:
+    sums: the Gaussian mechanism.
+    rows: all at norm 1.
+    mean: [d], public; it was taken off the rows, or is 0.
+    n: the number of rows or privacy units.
+    mu_squared: the cost of this release.
+    share: the part of a head's μ² that this is; with the noise of the estimate,
+      it says how large the noise of gradients is, which sets the ridge.
+  """
+  moment, noise = sums.release(
+    "second moment", rows, second_moment, mu_squared=mu_squared
+  )
+  # The mean of M and Mᵀ has noise of σ on the diagonal and of σ/√2 beside it,
+  # just as if a symmetric matrix had been released.
+  covariance = (moment + moment.T) / 2 - n * np.outer(mean, mean)
+  size = share * rows.data.num_classes * rows.feature_dim
+  ridge = RIDGE * noise * math.sqrt(size)
+  ridge = max(ridge, MIN_RIDGE_PER_ROW * n)
+  matrix, inverse = inverse_square_root(covariance, ridge)
+  return Whitening(matrix=matrix, inverse=inverse)
+
+
+def inverse_square_root(
+  covariance: Square, ridge: float
+) -> tuple[Square | None, Square | None]:
+  """Computes A = (max(M, 0) + ridge)^(−1/2) of a symmetric M, and its inverse.
+
+  Args:
+    covariance: M [d, d]; noise may have made eigenvalues negative.
+    ridge: added to every eigenvalue; positive.
+
+  Returns:
+    A and A⁻¹, [d, d]. Directions that A makes a thousand times shorter than the
+    longest are 0 in A⁻¹: a kernel has nothing there. (None, None) if LAPACK did
+    not converge, so that rows stay as they are: a run must not fail because of
+    its noise.
+  """
+  try:
+    values, vectors = np.linalg.eigh(covariance)
+  except np.linalg.LinAlgError:
+    return None, None
+  scales = 1 / np.sqrt(np.maximum(values, 0) + ridge)
+  inverse_scales = np.where(scales > 1e-3 * scales.max(), 1 / scales, 0)
+  matrix = (vectors * scales) @ vectors.T
+  inverse = (vectors * inverse_scales) @ vectors.T
+  return matrix, inverse
