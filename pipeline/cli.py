@@ -36,7 +36,7 @@ COMMANDS = {
   "export": "a head with its backbone, for other tools",
   "report": "a page about a run, for people",
   "budget": "what was spent on a data set, and its cap",
-  "verify": "check a cache, or a head and who vouches for it",
+  "verify": "check a cache, or a head and its charge",
   "audit": "attack heads, and compare with their epsilon",
   "demo": "all of it on handwritten digits, in seconds",
 }

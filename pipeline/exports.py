@@ -7,10 +7,11 @@ DIR/receipt.json, README.md           what was promised, and how to load it
 DIR/deployment.yaml                   a draft for the Deployments Registry
 """
 
+import contextlib
 import datetime
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,25 @@ from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.files import disk_errors
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
-from oneshot_dp.pipeline.heads.receipt import card, filled_in
-from oneshot_dp.pipeline.heads.verify import Verdict
+from oneshot_dp.pipeline.heads.model_card import (
+  render_card,
+  template_environment,
+)
+from oneshot_dp.pipeline.heads.verify import LedgerStatus, Verdict
 from oneshot_dp.pipeline.ledger.staged_output import StagedOutput
 from oneshot_dp.pipeline.report.results import as_json
 from oneshot_dp.pipeline.timm_form import timm_files
 
 HEAD_FILE = "embeddings_to_logits.jax_export"
 IMAGES_FILE = "images_to_logits.jax_export"
-NOBODY_VOUCHES = {
-  True: "",
-  False: "**NOT VOUCHED FOR: by the ledger, these files were not paid for.**",
-  None: "Nobody vouches for this copy: no ledger was at hand.",
+LEDGER_NOTICES = {
+  LedgerStatus.RECORDED: "",
+  LedgerStatus.NOT_RECORDED: (
+    "NOT VERIFIED: by the ledger, these files were not paid for."
+  ),
+  LedgerStatus.NO_LEDGER: "Not verified: no ledger was at hand.",
 }
-"""By what the ledger said."""
+"""What an export says of the ledger's answer; "" where all is well."""
 _PLATFORMS = ("cpu", "cuda", "tpu")
 
 
@@ -49,40 +55,51 @@ def export_head(
   *,
   with_registry: bool = False,
 ) -> tuple[list[str], list[str]]:
-  """Writes DIR, whole or not at all.
+  """Writes DIR, whole or not at all. Everything in it is public.
 
-  Returns the names of its files, and why there is no backbone or timm's form.
-  `backbone`, in float32, or why it is not at hand. All that travels is public.
+  Args:
+    out: the folder to write, which must not exist.
+    saved: the head.
+    verdict: what `verify_head` found; the card says it.
+    backbone: what makes its embeddings, in float32; or why it is not at hand.
+    with_registry: whether to write deployment.yaml.
+
+  Returns:
+    The names of the files, and the reasons why there is no backbone or no
+    checkpoint in timm's form.
 
   Raises:
-    InputError: `out` is there already.
+    InputError: `out` exists already.
     RunError: the disk refuses.
   """
-  stated, notes, images = saved.receipt["stated"], [], None
-  logits, shape = saved.head.ranking().logits, (saved.head.feature_dim,)
-  files = {HEAD_FILE: _serialized(logits, shape, jnp.float32)}
+  notes = []
+  images = None
+  files = {HEAD_FILE: embeddings_program(saved.head)}
   if isinstance(backbone, str):
     notes.append(backbone)
   else:
     images = backbone.preprocessing
     files[IMAGES_FILE] = images_program(backbone, saved.head)
     try:
-      files |= timm_files(backbone, saved.head, stated["class_names"])
+      files |= timm_files(backbone, saved.head, saved.stated["class_names"])
     except InputError as error:
       notes.append(str(error))
   files["receipt.json"] = as_json(saved.receipt)
   if with_registry:
     files["deployment.yaml"] = deployment(saved.receipt).encode()
-  files["README.md"] = filled_in(
-    "model.md",
-    files=[*files],
-    vouches=NOBODY_VOUCHES[verdict.vouched],
-    card=card(saved.receipt).rstrip(),
-    images=images,
-    feature_dim=saved.head.feature_dim,
-    names=list(stated["class_names"]),
-    notes=notes,
-  ).encode()
+  files["README.md"] = (
+    _TEMPLATES.get_template("model.md.j2")
+    .render(
+      files=list(files),
+      ledger_notice=LEDGER_NOTICES[verdict.status],
+      card=render_card(saved.receipt).rstrip(),
+      images=images,
+      feature_dim=saved.head.feature_dim,
+      names=list(saved.stated["class_names"]),
+      notes=notes,
+    )
+    .encode()
+  )
   with StagedOutput(out) as output:
     with disk_errors(out):
       output.staging.mkdir()
@@ -93,22 +110,24 @@ def export_head(
 
 
 def deployment(receipt: dict[str, Any]) -> str:
-  """A draft for the Deployments Registry of a private head; YAML.
+  """Drafts an entry of a private head for the Deployments Registry; YAML.
 
-  It has the fields of tier 3 of its schema (opendp/deployments-registry-data
-  on GitHub, of 2026; Nanayakkara, Ghazi & Vadhan, arXiv 2509.13509). What no
-  receipt knows begins with FILL IN.
+  It has the fields of tier 3 of the registry's schema. What no receipt knows
+  begins with FILL IN.
+
+  Source: opendp/deployments-registry-data on GitHub, of 2026; Nanayakkara,
+  Ghazi & Vadhan, arXiv 2509.13509.
   """
-  stated, date = receipt["stated"], datetime.datetime.now(datetime.UTC).date()
-  words = f"{stated['dataset']}-{stated['backbone']['name']}-head".lower()
-  slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")
-  releases = (
-    f"{each['count']} x {each['name']}" for each in stated["releases"]
-  )
-  return filled_in(
-    "deployment.yaml",
-    _quoted,
-    **receipt,
+  stated = receipt["stated"]
+  date = datetime.datetime.now(datetime.UTC).date()
+  title = f"{stated['dataset']}-{stated['backbone']['name']}-head".lower()
+  slug = re.sub(r"[^a-z0-9]+", "-", title).strip("-")
+  releases = [
+    f"{release['count']} x {release['name']}" for release in stated["releases"]
+  ]
+  return _TEMPLATES.get_template("deployment.yaml.j2").render(
+    stated=stated,
+    follows=receipt["follows"],
     date=date.isoformat(),
     slug=f"{slug}-{date.year}",
     releases=", ".join(releases),
@@ -116,16 +135,18 @@ def deployment(receipt: dict[str, Any]) -> str:
   )
 
 
-def _quoted(value: str | float) -> str:
-  # 1e-05 is no number to YAML 1.1.
-  return re.sub(r"^(\d+)e", r"\1.0e", json.dumps(value))
+def embeddings_program(head: LinearHead) -> bytes:
+  """Writes float32 embeddings [b, d] → logits [b, K] as StableHLO."""
+  ranking = head.ranking()
+  return _serialize(ranking.logits, (head.feature_dim,), jnp.float32)
 
 
 def images_program(backbone: Backbone, head: LinearHead) -> bytes:
-  """uint8 images [b, s, s, 3] → logits [b, K], less the largest bias.
+  """Writes uint8 images [b, s, s, 3] → logits [b, K] as StableHLO.
 
-  For CPU, CUDA and TPU, and any b; weights and normalisation are in it.
-  `jax.export.deserialize(bytearray(…)).call(images)` runs it.
+  For CPU, CUDA and TPU, and any b; weights and normalization are in it. Logits
+  are less the largest bias. `jax.export.deserialize(bytearray(…)).call(images)`
+  runs it.
   """
   params = jax.tree.map(jnp.asarray, backbone.params)
   ranking = head.ranking()
@@ -137,21 +158,36 @@ def images_program(backbone: Backbone, head: LinearHead) -> bytes:
     return ranking.logits(backbone.apply(params, image[None]))[0]
 
   side = backbone.preprocessing.image_size
-  return _serialized(logits, (side, side, 3), jnp.uint8)
+  return _serialize(logits, (side, side, 3), jnp.uint8)
 
 
-def _serialized(
+def _serialize(
   function: Callable[..., Any], shape: tuple[int, ...], dtype: Any
 ) -> bytes:
   """A program of batches [b, …] of any size."""
   (batch,) = export.symbolic_shape("b")
   arguments = jax.ShapeDtypeStruct((batch, *shape), dtype)
+  with _without_source_locations():
+    exported = export.export(jax.jit(function), platforms=_PLATFORMS)(arguments)
+  return bytes(exported.serialize())
+
+
+@contextlib.contextmanager
+def _without_source_locations() -> Iterator[None]:
+  """Else each operation says in which file of this machine it was written."""
   flag = "jax_traceback_in_locations_limit"
   before = getattr(jax.config, flag)
+  jax.config.update(flag, 0)
   try:
-    # Else every operation says in which file of this machine it was written.
-    jax.config.update(flag, 0)
-    exported = export.export(jax.jit(function), platforms=_PLATFORMS)(arguments)
+    yield
   finally:
     jax.config.update(flag, before)
-  return bytes(exported.serialize())
+
+
+def _quote_yaml(value: str | float) -> str:
+  """A value as JSON has it, which YAML reads, too."""
+  # But 1e-05 is not a number to YAML 1.1.
+  return re.sub(r"^(\d+)e", r"\1.0e", json.dumps(value))
+
+
+_TEMPLATES = template_environment({"quoted": _quote_yaml})

@@ -1,4 +1,4 @@
-"""Which classes images, or rows of a cache, are of, by a head: a CSV file."""
+"""Which classes images, or rows of a cache, belong to by a head: a CSV file."""
 
 import csv
 import io
@@ -19,9 +19,11 @@ from oneshot_dp.extract.job.shard import embed_images
 from oneshot_dp.extract.sources.open_source import unlabelled
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
 
-_FORMULA = ("=", "+", "-", "@", "'")
-"""What a spreadsheet takes a cell for a formula by, and the sign against it."""
-_MOST_NAMED, _AT_ONCE = 1000, 256
+_FORMULA_SIGNS = ("=", "+", "-", "@", "'")
+"""A spreadsheet takes a cell that begins with one of the first four for a
+formula, and the last for the sign against that."""
+_MOST_NAMED = 1000
+_ROWS_AT_ONCE = 256
 Named = tuple[list[str], np.ndarray]
 """Names of rows, and their embeddings [rows, d]."""
 
@@ -33,65 +35,102 @@ def backbone_of(
   weights: str | None = None,
   compute_dtype: ComputeDtype | None = None,
 ) -> Backbone:
-  """The backbone of a head's receipt; weights are found as `extract` does.
+  """Loads the backbone that a head's receipt states.
 
-  `backbone` is where a user's own function is now, `weights` where those are.
-  InputError: the head is of imported features, the weights are nowhere, or what
-  was found is not what the head was trained on.
+  Args:
+    saved: the head.
+    backbone: where a user's own FILE.py:FUNCTION is now.
+    weights: where the weights are now; None finds them as `extract` does.
+    compute_dtype: of the matrix products; None is the device's default.
+
+  Returns:
+    The backbone, whose weights, code and preprocessing are those of the
+    training.
+
+  Raises:
+    InputError: the head was trained on imported features; the weights cannot be
+      found; or what was found is not what the head was trained on.
   """
-  stated = saved.receipt["stated"]
-  identity = stated["backbone"]
+  identity = saved.stated["backbone"]
   if not identity.get("preprocess"):
     raise InputError(
       "the head was trained on imported features, and how images become such"
       " features is not known here: give a cache of them."
     )
   name = backbone or identity["name"]
-  is_own = bool(identity.get("code_sha256")) or ".py:" in name
-  found = load_backbone(
+  embedding = identity.get("layer")
+  if identity.get("code_sha256") or ".py:" in name:
+    # A user's function decides both by itself.
+    embedding = None
+    compute_dtype = None
+  loaded = load_backbone(
     name,
     weights=weights,
     weights_sha256=identity.get("weights_sha256"),
-    embedding=None if is_own else identity.get("layer"),
-    compute_dtype=None if is_own else compute_dtype,
+    embedding=embedding,
+    compute_dtype=compute_dtype,
     preprocess=msgspec.convert(identity["preprocess"], PreprocessConfig),
   )
   # As `CacheInfo.backbone_fingerprint`.
-  known = sha256_of([found.identity, found.feature_dim])
-  if known != stated["backbone_fingerprint"]:
+  fingerprint = sha256_of([loaded.identity, loaded.feature_dim])
+  expected = saved.stated["backbone_fingerprint"]
+  if fingerprint != expected:
     raise InputError(
-      f"{found.name} here is not the backbone that the head was trained on:"
+      f"{loaded.name} here is not the backbone that the head was trained on:"
       " its weights, code, embedding or preprocessing differ"
-      f" ({known[:12]} instead of {stated['backbone_fingerprint'][:12]}):"
-      " name those of the training with --weights or --backbone."
+      f" ({fingerprint[:12]} instead of {expected[:12]}): name those of the"
+      " training with --weights or --backbone."
     )
-  return found
+  return loaded
 
 
 def of_images(
   backbone: Backbone, images: Sequence[str], broken: list[str]
 ) -> Iterator[Named]:
-  """Embeddings of images, by their names; of what is no image, NaN.
+  """Embeds images, and names each by its file or row.
 
-  Those go to `broken`, each with its fault. InputError: there is no image.
+  Args:
+    backbone: what embeds them.
+    images: files and folders; see `unlabelled`.
+    broken: gets a line for each image that cannot be decoded, whose embedding
+      is NaN.
+
+  Yields:
+    Names and embeddings, in the order of the images.
+
+  Raises:
+    InputError: there is no image.
   """
   source = unlabelled(images)
   if not len(source):
     raise InputError("there are no images: name files, or folders of them.")
   for batch in embed_images(source, backbone):
-    without = {index for index, _, _ in batch.broken}
-    broken.extend(f"{where}: {fault}" for _, where, fault in batch.broken)
-    good = batch.rows["example_id"].tolist()
-    places = sorted([*good, *without])
-    embedding = np.full((len(places), backbone.feature_dim), np.nan, np.float32)
-    embedding[np.isin(places, good)] = batch.rows["embedding"]
-    yield [source.name_of(index) for index in places], embedding
+    broken_indices = []
+    for index, place, fault in batch.broken:
+      broken_indices.append(index)
+      broken.append(f"{place}: {fault}")
+    sound_indices = batch.rows["example_id"].tolist()
+    indices = sorted([*sound_indices, *broken_indices])
+    embedding = np.full(
+      (len(indices), backbone.feature_dim), np.nan, np.float32
+    )
+    embedding[np.isin(indices, sound_indices)] = batch.rows["embedding"]
+    yield [source.name_of(index) for index in indices], embedding
 
 
 def of_cache(saved: SavedHead, cache: FeatureCache) -> Iterator[Named]:
-  """Embeddings of a cache, by their ids.
+  """Reads the embeddings of a cache, and names each by its id.
 
-  InputError: it is of another backbone than the head, or damaged.
+  Args:
+    saved: the head that they are for.
+    cache: the cache.
+
+  Yields:
+    Names and embeddings, in the order of the cache.
+
+  Raises:
+    InputError: the cache is damaged, or was made with another backbone than the
+      head's.
   """
   if cache.info.backbone_fingerprint != saved.stated["backbone_fingerprint"]:
     raise InputError(
@@ -99,10 +138,10 @@ def of_cache(saved: SavedHead, cache: FeatureCache) -> Iterator[Named]:
       f" than {saved.path}: use {saved.stated['backbone']['name']}."
     )
   for block in cache.blocks():
-    ids, embedding = block["example_id"], block["embedding"]
-    for start in range(0, len(ids), _AT_ONCE):
-      some = slice(start, start + _AT_ONCE)
-      yield [*map(str, ids[some])], embedding[some]
+    names = [str(example_id) for example_id in block["example_id"]]
+    for start in range(0, len(names), _ROWS_AT_ONCE):
+      rows = slice(start, start + _ROWS_AT_ONCE)
+      yield names[rows], block["embedding"][rows]
 
 
 def predict(
@@ -116,44 +155,46 @@ def predict(
 ) -> int:
   """Writes a CSV line for each row: its name, its best classes and logits.
 
-  Logits compare the classes of one image, and are no probabilities. The file
+  Logits compare the classes of one image; they are not probabilities. The file
   has mode 0600, as it is as private as the images, and is there whole or not at
   all. Control characters of names are escaped, and what a spreadsheet would
-  take for a formula has a ' before it. Returns how many have a class.
+  take for a formula has a ' before it.
 
-  InputError: `broken`, which is what `of_images` left there, is not empty, and
-  not to be skipped or all there is; or something is at `out`.
+  Args:
+    out: the file to write, which must not exist.
+    saved: the head.
+    rows: names and embeddings; see `of_images` and `of_cache`.
+    broken: what `of_images` adds to while `rows` are read.
+    top_k: how many classes, the best first.
+    skip_broken: whether broken images have a line without a class, or are an
+      error.
+
+  Returns:
+    How many rows have a class.
+
+  Raises:
+    InputError: an image is broken and not to be skipped, or all are; or
+      something is at `out`.
   """
   class_names = [cell(name) for name in saved.stated["class_names"]]
   if not 1 <= top_k <= len(class_names):
     raise InputError(
       f"--top-k {top_k} must be from 1 to {len(class_names)}, the classes."
     )
-  text, count, ranking = io.StringIO(newline=""), 0, saved.head.ranking()
+  text = io.StringIO(newline="")
   writer = csv.writer(text)
-  ranks = ["", *(f"_{rank}" for rank in range(2, top_k + 1))]
-  columns = (f"{of}{rank}" for rank in ranks for of in ("class", "logit"))
-  writer.writerow(["image", *columns])
+  writer.writerow(_column_names(top_k))
+  count = 0
+  ranking = saved.head.ranking()
   for names, embedding in rows:
     logits = np.asarray(ranking.logits(jnp.asarray(embedding, jnp.float32)))
-    # Stable: of equal ones the first, as `evaluate` counts.
-    best = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+    for name, scores in zip(names, logits, strict=True):
+      writer.writerow([cell(name), *_best_classes(scores, class_names, top_k)])
     count += len(names)
-    for name, classes, scores in zip(names, best, logits, strict=True):
-      line = [cell(name)]
-      for label in classes:
-        both = class_names[label], f"{scores[label]:.6g}"
-        line += ("", "") if np.isnan(scores[label]) else both
-      writer.writerow(line)
   if broken and (not skip_broken or len(broken) == count):
-    more = len(broken) - _MOST_NAMED
-    raise InputError(
-      f"{len(broken)} of {count} images cannot be decoded:"
-      f" {'; '.join(broken[:_MOST_NAMED])}{f'; and {more} more' * (more > 0)}."
-      " Mend or remove them, or use --on-decode-error skip."
-    )
+    raise InputError(_describe_broken(broken, count))
   if not write_once(out, text.getvalue().encode()):
-    raise InputError(f"--out {out} is there already; name a new file.")
+    raise InputError(f"--out {out} exists already; name a new file.")
   return count - len(broken)
 
 
@@ -164,4 +205,38 @@ def cell(name: str) -> str:
   ('cat.png', "'=HYPERLINK(1)")
   """
   shown = escaped(name).replace("\n", "\\n").replace("\t", "\\t")
-  return f"'{shown}" if shown.startswith(_FORMULA) else shown
+  if shown.startswith(_FORMULA_SIGNS):
+    return f"'{shown}"
+  return shown
+
+
+def _column_names(top_k: int) -> list[str]:
+  names = ["image", "class", "logit"]
+  for rank in range(2, top_k + 1):
+    names += [f"class_{rank}", f"logit_{rank}"]
+  return names
+
+
+def _best_classes(
+  scores: np.ndarray, class_names: Sequence[str], top_k: int
+) -> list[str]:
+  """The names and logits of the best classes; empty cells for NaN."""
+  # Stable: of equal ones the first, as `evaluate` counts.
+  best = np.argsort(-scores, kind="stable")[:top_k]
+  cells = []
+  for label in best:
+    if np.isnan(scores[label]):
+      cells += ["", ""]
+    else:
+      cells += [class_names[label], f"{scores[label]:.6g}"]
+  return cells
+
+
+def _describe_broken(broken: Sequence[str], count: int) -> str:
+  named = "; ".join(broken[:_MOST_NAMED])
+  if len(broken) > _MOST_NAMED:
+    named += f"; and {len(broken) - _MOST_NAMED} more"
+  return (
+    f"{len(broken)} of {count} images cannot be decoded: {named}. Fix or remove"
+    " them, or use --on-decode-error skip."
+  )

@@ -18,20 +18,24 @@ import numpy as np
 import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.backbones import vit
 from oneshot_dp.extract.backbones.backbone import Backbone, timm_tensors
 from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
-from oneshot_dp.pipeline.heads.receipt import filled_in
+from oneshot_dp.pipeline.heads.model_card import template_environment
 from oneshot_dp.pipeline.report.results import as_json
 
 WEIGHTS_FILE = "model.safetensors"
-CODE_FILE = "open_model.py"
+CONFIG_FILE = "config.json"
+TIMM_CODE_FILE = "open_model.py"
+TRANSFORMERS_CODE_FILE = "modeling_oneshot_dp.py"
+_TEMPLATES = template_environment()
 _POOLS: dict[str, dict[str, Any]] = {
   "cls": {"global_pool": "token"},
   "mean": {"global_pool": "avg", "fc_norm": False},
   "map": {"global_pool": "map"},
 }
-"""What timm calls the embeddings that it has a classifier of."""
+"""Embedding of a ViT → how timm's ViT pools what its classifier takes."""
 _FOR_TRANSFORMERS = {
   "model_type": "oneshot_dp",
   "auto_map": {
@@ -45,51 +49,81 @@ _FOR_TRANSFORMERS = {
 def timm_files(
   backbone: Backbone, head: LinearHead, class_names: Sequence[str]
 ) -> dict[str, bytes]:
-  """The files by name, of a backbone that computes in float32.
+  """Writes a backbone and a head as one checkpoint.
 
-  The head is there less its largest bias, which changes no class. InputError:
-  timm has no such network, or no classifier of such embeddings.
+  Args:
+    backbone: a network that computes in float32.
+    head: its classifier. It is written less its largest bias, which changes no
+      class.
+    class_names: K names.
+
+  Returns:
+    The files by name.
+
+  Raises:
+    InputError: timm has no such network, or no classifier of such embeddings.
   """
-  config = _config(backbone, class_names)
-  classifier = config["pretrained_cfg"]["classifier"]
-  weight = np.asarray(head.kernel, np.float32).T
-  if classifier != "head":  # a convolution of 1 x 1
-    weight = weight[:, :, None, None]
-  tensors = timm_tensors(backbone) | {
-    f"{classifier}.weight": weight,
-    f"{classifier}.bias": np.asarray(head.ranking().bias, np.float32),
-  }
-  # It writes the buffer as it lies in memory, whatever the strides.
-  plain = {name: np.ascontiguousarray(each) for name, each in tensors.items()}
-  files = {WEIGHTS_FILE: safetensors.numpy.save(plain, {"format": "pt"})}
+  is_vit = isinstance(backbone.network, vit.ViT)
+  config = _config(backbone, class_names, is_vit=is_vit)
+  tensors = timm_tensors(backbone) | _classifier_tensors(head, is_vit=is_vit)
+  # safetensors writes a buffer as it lies in memory, whatever the strides.
+  contiguous = {}
+  for name, tensor in tensors.items():
+    contiguous[name] = np.ascontiguousarray(tensor)
+  files = {WEIGHTS_FILE: safetensors.numpy.save(contiguous, {"format": "pt"})}
   if head.unit_norm:
-    config["timm_architecture"] = config.pop("architecture")
-    config = _FOR_TRANSFORMERS | config
-    for name in CODE_FILE, "modeling_oneshot_dp.py":
-      files[name] = filled_in(name, classifier=classifier).encode()
-  return files | {"config.json": as_json(config)}
+    # Without "architecture" neither library opens it without its code, which
+    # would classify embeddings of another norm.
+    architecture = config.pop("architecture")
+    config = {
+      **_FOR_TRANSFORMERS,
+      **config,
+      "timm_architecture": architecture,
+    }
+    for name in (TIMM_CODE_FILE, TRANSFORMERS_CODE_FILE):
+      template = _TEMPLATES.get_template(f"{name}.j2")
+      code = template.render(classifier=_classifier_name(is_vit=is_vit))
+      files[name] = code.encode()
+  files[CONFIG_FILE] = as_json(config)
+  return files
 
 
-def _config(backbone: Backbone, class_names: Sequence[str]) -> dict[str, Any]:
+def _classifier_name(*, is_vit: bool) -> str:
+  return "head" if is_vit else "head.fc"
+
+
+def _classifier_tensors(
+  head: LinearHead, *, is_vit: bool
+) -> dict[str, np.ndarray]:
+  """The head as timm's classifier: weight [K, d], bias [K]."""
+  name = _classifier_name(is_vit=is_vit)
+  weight = np.asarray(head.kernel, np.float32).T
+  if not is_vit:
+    weight = weight[:, :, None, None]  # timm's ResNetV2 has a 1 x 1 convolution
+  bias = np.asarray(head.ranking().bias, np.float32)
+  return {f"{name}.weight": weight, f"{name}.bias": bias}
+
+
+def _config(
+  backbone: Backbone, class_names: Sequence[str], *, is_vit: bool
+) -> dict[str, Any]:
+  """The config.json of a checkpoint that timm opens."""
+  _check_timm_has_it(backbone, is_vit=is_vit)
   images = backbone.preprocessing
-  is_vit = type(backbone.network).__name__ == "ViT"
-  if backbone.timm is None or not (
-    is_vit or backbone.timm.startswith("resnetv2_")
-  ):
-    raise InputError(f"timm's form is not written of {backbone.name}.")
-  tokens = dict(getattr(backbone.network, "tokens", ()))
-  pool = _POOLS.get(backbone.embedding) if is_vit else {}
-  if pool is None or "dist_token" in tokens:
-    raise InputError(
-      f"timm has no one classifier of the embedding {backbone.embedding} of"
-      f" {backbone.name}."
-    )
   side = images.image_size
+  if is_vit:
+    model_args = {"img_size": side, **_POOLS[backbone.embedding]}
+    pool_size = None
+    first_conv = "patch_embed.proj"
+  else:
+    model_args = {}
+    pool_size = [side // 32, side // 32]
+    first_conv = "stem.conv"
   return {
     "architecture": backbone.timm,
     "num_classes": len(class_names),
     "num_features": backbone.feature_dim,
-    "model_args": ({"img_size": side} if is_vit else {}) | pool,
+    "model_args": model_args,
     "label_names": list(class_names),
     "pretrained_cfg": {
       "custom_load": False,
@@ -100,20 +134,42 @@ def _config(backbone: Backbone, class_names: Sequence[str]) -> dict[str, Any]:
       "mean": list(images.mean),
       "std": list(images.std),
       "num_classes": len(class_names),
-      "pool_size": None if is_vit else [side // 32, side // 32],
-      "first_conv": "patch_embed.proj" if is_vit else "stem.conv",
-      "classifier": "head" if is_vit else "head.fc",
+      "pool_size": pool_size,
+      "first_conv": first_conv,
+      "classifier": _classifier_name(is_vit=is_vit),
     },
   }
 
 
+def _check_timm_has_it(backbone: Backbone, *, is_vit: bool) -> None:
+  """Refuses a network, or an embedding, that timm has no classifier of."""
+  architecture = backbone.timm
+  is_resnet = architecture is not None and architecture.startswith("resnetv2_")
+  if architecture is None or not (is_vit or is_resnet):
+    raise InputError(f"{backbone.name} has no timm equivalent.")
+  has_classifier = True
+  if isinstance(backbone.network, vit.ViT):
+    # A distilled ViT has two classifiers, of two tokens.
+    is_distilled = "dist_token" in dict(backbone.network.tokens)
+    has_classifier = backbone.embedding in _POOLS and not is_distilled
+  if not has_classifier:
+    raise InputError(
+      f"timm has no classifier of the embedding {backbone.embedding!r} of"
+      f" {backbone.name}."
+    )
+
+
 def _crop(images: Preprocessing) -> dict[str, Any]:
-  """timm resizes to floor(side / crop_pct), and crops the middle of it."""
-  side, resize = images.image_size, images.resize
+  """How timm resizes and crops to get the same pixels.
+
+  timm resizes the shorter side to floor(side / crop_pct), and crops the middle.
+  """
+  side = images.image_size
+  resize = images.resize
   if not isinstance(resize, int):
     return {"crop_pct": 1.0, "crop_mode": "squash"}
-  share = side / resize
-  while math.floor(side / share) < resize:
-    share = math.nextafter(share, 0)
+  crop_pct = side / resize
+  while math.floor(side / crop_pct) < resize:
+    crop_pct = math.nextafter(crop_pct, 0)
   mode = "center" if images.keep_aspect else "squash"
-  return {"crop_pct": share, "crop_mode": mode}
+  return {"crop_pct": crop_pct, "crop_mode": mode}

@@ -31,7 +31,7 @@ class Flags:
 
 def run(flags: Flags) -> Answer:
   """Writes it."""
-  from oneshot_dp.pipeline.exports import NOBODY_VOUCHES, export_head
+  from oneshot_dp.pipeline.exports import LEDGER_NOTICES, export_head
   from oneshot_dp.pipeline.heads.head_folder import read_head
   from oneshot_dp.pipeline.heads.verify import verify_head
   from oneshot_dp.pipeline.ledger.ledger import open_existing_ledger
@@ -56,8 +56,8 @@ def run(flags: Flags) -> Answer:
   files, notes = export_head(
     flags.to, saved, verdict, backbone, with_registry=flags.registry
   )
-  vouches = NOBODY_VOUCHES[verdict.vouched].strip("*")
-  lines = [*filter(None, [vouches]), f"{flags.to}: {', '.join(files)}", *notes]
+  notice = LEDGER_NOTICES[verdict.status]
+  lines = [*filter(None, [notice]), f"{flags.to}: {', '.join(files)}", *notes]
   facts = {"out": flags.to, "files": files, "notes": notes}
   facts |= {"vouched": verdict.vouched}
   return Answer(text="\n".join(lines), facts=facts)

@@ -13,11 +13,11 @@ from oneshot_dp.pipeline import commands as f
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-  """Check a cache (every byte and row), or a head and who vouches for it.
+  """Check a cache (every byte and row), or a head and its charge.
 
   A receipt's numbers are computed anew; weights, receipt and card are compared;
   and the ledger is asked whether these very bytes were paid for: exit status 1
-  if there is a ledger and it does not say so.
+  if it does not say so, or if there is no ledger to ask.
 
   Example: oneshot-dp verify heads/2
   """
@@ -26,36 +26,77 @@ class Flags:
   ledger: f.LedgerFile = None
 
 
+_HEAD_FILES = ("receipt.json", "head.safetensors")
+
+
 def run(flags: Flags) -> Answer:
-  """Checks it."""
-  path, vouched = Path(flags.path), None
-  names = "receipt.json", "head.safetensors"
-  is_head = any((path / name).exists() for name in names)
-  if is_head:
-    from oneshot_dp.pipeline.heads.verify import verify_head
-    from oneshot_dp.pipeline.ledger.ledger import open_existing_ledger
+  """Checks the cache or the head."""
+  folder = Path(flags.path)
+  for name in _HEAD_FILES:
+    if (folder / name).exists():
+      return _verify_head(flags)
+  return _verify_cache(flags)
 
-    vouched, said, faults = verify_head(
-      path, open_existing_ledger(flags.ledger)
-    )
-  else:
-    from oneshot_dp.extract.cache.read import check_cache
-    from oneshot_dp.pipeline.commands.inspect import is_cache
 
-    if not is_cache(flags.path):
-      raise InputError(
-        f"{flags.path} is neither a head nor a finished cache: name one of a"
-        " run's heads, or what `extract` or `import` wrote."
-      )
-    faults = tuple(check_cache(flags.path))
-    said = () if faults else ("every byte and every row is what it says",)
+def _verify_head(flags: Flags) -> Answer:
+  from oneshot_dp.pipeline.heads.verify import LedgerStatus, verify_head
+  from oneshot_dp.pipeline.ledger.ledger import open_existing_ledger
+
+  verdict = verify_head(Path(flags.path), open_existing_ledger(flags.ledger))
   failure = None
+  if verdict.faults:
+    failure = RunError(f"{flags.path}: {len(verdict.faults)} fault(s) found.")
+  if verdict.status is LedgerStatus.NO_LEDGER:
+    failure = RunError(
+      f"{flags.path} is not verified: no ledger was found; name the one that"
+      " was charged with --ledger."
+    )
+  if verdict.status is LedgerStatus.NOT_RECORDED:
+    failure = RunError(f"{flags.path} is not verified by the ledger.")
+  return _answer(
+    flags, "head", verdict.vouched, verdict.findings, verdict.faults, failure
+  )
+
+
+def _verify_cache(flags: Flags) -> Answer:
+  from oneshot_dp.extract.cache.read import check_cache
+  from oneshot_dp.pipeline.commands.inspect import is_cache
+
+  if not is_cache(flags.path):
+    raise InputError(
+      f"{flags.path} is neither a head nor a finished cache: name one of a"
+      " run's heads, or what `extract` or `import` wrote."
+    )
+  faults = tuple(check_cache(flags.path))
+  failure = None
+  findings: tuple[str, ...] = ("every byte and every row is as stated",)
   if faults:
-    failure = RunError(f"{path}: {len(faults)} fault(s) found.")
-  if vouched is False:
-    failure = RunError(f"{path} is not vouched for.")
-  facts = {"path": flags.path, "kind": "head" if is_head else "cache"}
-  facts |= {"ok": failure is None, "vouched": vouched}
-  facts |= {"said": said, "faults": faults}
-  text = "\n".join(said if failure else (f"ok: {said[0]}", *said[1:]))
-  return Answer(text=text, facts=facts, faults=faults, failure=failure)
+    failure = RunError(f"{flags.path}: {len(faults)} fault(s) found.")
+    findings = ()
+  return _answer(flags, "cache", None, findings, faults, failure)
+
+
+def _answer(
+  flags: Flags,
+  kind: str,
+  vouched: bool | None,
+  findings: tuple[str, ...],
+  faults: tuple[str, ...],
+  failure: RunError | None,
+) -> Answer:
+  lines = list(findings)
+  if failure is None:
+    lines[0] = f"ok: {lines[0]}"
+  return Answer(
+    text="\n".join(lines),
+    facts={
+      "path": flags.path,
+      "kind": kind,
+      "ok": failure is None,
+      "vouched": vouched,
+      "said": findings,
+      "faults": faults,
+    },
+    faults=faults,
+    failure=failure,
+  )

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead
+from oneshot_dp.pipeline.heads.model_card import render_card
 from oneshot_dp.pipeline.heads.receipt import (
   UNIT_NORM,
-  card,
   check_receipt,
   make_receipt,
 )
@@ -39,23 +40,32 @@ from oneshot_dp.pipeline.ledger.delivery import RECEIPT_FILE, WEIGHTS_FILE
 from oneshot_dp.pipeline.ledger.entries import sha256
 from oneshot_dp.pipeline.ledger.staged_output import StagedOutput
 
-RELEASES_FILE, CARD_FILE = "releases.safetensors", "README.md"
-_MOST_RECEIPT = 1 << 28
-_BESIDES = 1 << 20
-"""Bytes of a file beside its numbers."""
+RELEASES_FILE = "releases.safetensors"
+CARD_FILE = "README.md"
+_MOST_RECEIPT_BYTES = 1 << 28
+_HEADER_BYTES = 1 << 20
+"""What a file of tensors may have beside its numbers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SavedHead:
-  """A head read back from disk; its files belong together."""
+  """A head that was read from disk, and whose files belong together.
+
+  Attributes:
+    path: its folder.
+    trained: the head as `train` made it; its ε is that of all its releases.
+    receipt: "format", "stated" and "follows", as JSON has them; checked.
+    receipt_sha256: of the file's bytes.
+  """
 
   path: Path
-  trained: TrainedHead  # as `train` made it; its ε is that of all its releases
-  receipt: dict[str, Any]  # "stated" and "follows"
-  receipt_sha256: str  # of the file's bytes
+  trained: TrainedHead
+  receipt: dict[str, Any]
+  receipt_sha256: str
 
   @property
   def stated(self) -> dict[str, Any]:
+    """What the receipt states; see `receipt.Stated`."""
     return self.receipt["stated"]
 
   @property
@@ -69,92 +79,93 @@ def write_head(
   trained: TrainedHead,
   info: CacheInfo,
   part: Part = WHOLE,
-  charge: str | None = None,
-  parent_stated: str | None = None,
+  charge_id: str | None = None,
+  parent_charge_id: str | None = None,
 ) -> dict[str, Any]:
-  """Writes the four files into a new or empty folder; returns the receipt."""
-  head = trained.head
-  # It writes a buffer as it lies in memory, whatever the strides.
-  weights, state = (
-    safetensors.numpy.save({k: np.array(v, order="C") for k, v in of.items()})
-    for of in ({"kernel": head.kernel, "bias": head.bias}, trained.state)
+  """Writes the four files of a head.
+
+  Args:
+    folder: a new or empty folder.
+    trained: the head.
+    info: metadata of the cache that it was trained on.
+    part: the part of that cache.
+    charge_id: the charge that paid for it; None if no ledger was charged.
+    parent_charge_id: the charge of the head that it continues from, if any.
+
+  Returns:
+    The receipt, as JSON has it.
+
+  Raises:
+    RunError: the disk refuses.
+  """
+  weights = _to_safetensors(
+    {"kernel": trained.head.kernel, "bias": trained.head.bias}
   )
-  more = {"charge": charge, "went_on_from": parent_stated}
-  more |= {"weights_sha256": sha256(weights), "releases_sha256": sha256(state)}
-  receipt = make_receipt(trained, info, part, **more)
-  folder.mkdir(parents=True, exist_ok=True)
-  folder.chmod(folder.stat().st_mode if trained.private else 0o700)
-  for name, content in {
+  releases = _to_safetensors(trained.state)
+  receipt = make_receipt(
+    trained,
+    info,
+    part,
+    charge_id=charge_id,
+    parent_charge_id=parent_charge_id,
+    weights_sha256=sha256(weights),
+    releases_sha256=sha256(releases),
+  )
+  files = {
     WEIGHTS_FILE: weights,
-    RELEASES_FILE: state,
+    RELEASES_FILE: releases,
     RECEIPT_FILE: (json.dumps(receipt, indent=2) + "\n").encode(),
-    CARD_FILE: card(receipt).encode(),
-  }.items():
-    with disk_errors(folder / name):
-      # Its mode, less the umask, is that of its making.
-      flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-      mode = 0o666 if trained.private else 0o600
-      with open(os.open(folder / name, flags, mode), "wb") as file:
-        file.write(content)
+    CARD_FILE: render_card(receipt).encode(),
+  }
+  with disk_errors(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    if not trained.private:
+      folder.chmod(0o700)
+  for name, content in files.items():
+    _write_new_file(folder / name, content, is_private=trained.private)
   return receipt
 
 
 def read_head(path: str | os.PathLike) -> SavedHead:
   """Reads a head and checks that its files belong together.
 
-  InputError: a file is missing, no file, damaged, or of another head; or the
-  receipt's numbers do not follow.
+  Args:
+    path: the head's folder.
+
+  Returns:
+    The head with its receipt.
+
+  Raises:
+    InputError: a file is missing, not a file, damaged, or another head's; or
+      the receipt's numbers do not follow.
   """
   folder = Path(path)
-  if not os.path.lexists(folder / RECEIPT_FILE):
-    said = f"{folder} is not a head: it has no {RECEIPT_FILE}"
-    raise InputError(f"{said}; give a folder that `oneshot-dp train` wrote.")
-  content = read_regular(folder / RECEIPT_FILE, _MOST_RECEIPT)
-  try:
-    receipt = msgspec.json.decode(content)
-    check_receipt(receipt)
-  except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-    raise _damaged(folder / RECEIPT_FILE, f"{str(error)!a:.300}") from error
+  receipt, receipt_sha256 = _read_receipt(folder)
   stated = receipt["stated"]
-  d, k = stated["feature_dim"], stated["num_classes"]
-  sizes = (r["count"] * math.prod(r["shape"]) for r in stated["releases"])
-  loaded = {}
-  for of, name, size in (
-    ("weights_sha256", WEIGHTS_FILE, 4 * (d + 1) * k),
-    ("releases_sha256", RELEASES_FILE, 16 * (d + 1) * k + 16 * sum(sizes)),
-  ):
-    data = read_regular(folder / name, size + _BESIDES)
-    if sha256(data) != stated[of]:
-      raise _damaged(folder / name, "its receipt is about another file")
-    try:
-      loaded[name] = safetensors.numpy.load(data)
-    except (safetensors.SafetensorError, ValueError, LookupError) as error:
-      raise _damaged(folder / name, str(error)) from error
-  weights = loaded[WEIGHTS_FILE]
-  shapes = {name: (each.shape, each.dtype) for name, each in weights.items()}
-  if shapes != {"kernel": ((d, k), np.float32), "bias": ((k,), np.float32)}:
-    raise _damaged(folder / WEIGHTS_FILE, f"it holds {shapes}")
-  if not all(np.isfinite(each).all() for each in weights.values()):
-    raise _damaged(folder / WEIGHTS_FILE, "a weight is not finite")
-  if read_regular(folder / CARD_FILE, _MOST_RECEIPT) != card(receipt).encode():
-    raise _damaged(folder / CARD_FILE, "it is about another receipt")
-  releases = tuple(
-    Release(each["name"], tuple(each["shape"]), each["noise_multiplier"])
-    for each in stated["releases"]
-    for _ in range(each["count"])
-  )
-  names = "delta", "options", "noise_source", "private", "epsilon"
-  known = stated | receipt["follows"]
+  weights = _read_weights(folder, stated)
+  state = _read_releases(folder, stated)
+  card = read_regular(folder / CARD_FILE, _MOST_RECEIPT_BYTES)
+  if card != render_card(receipt).encode():
+    raise _damaged(folder / CARD_FILE, "it belongs to another receipt")
+  follows = receipt["follows"]
   trained = TrainedHead(
-    head=LinearHead(**weights, unit_norm=stated["input"] == UNIT_NORM),
+    head=weights,
     name=stated["head"],
-    releases=releases,
-    state=loaded[RELEASES_FILE],
-    mu_squared=known["mu_squared"],
-    **{name: known[name] for name in names},
+    epsilon=follows["epsilon"],
+    delta=stated["delta"],
+    mu_squared=follows["mu_squared"],
+    releases=_stated_releases(stated),
+    state=state,
+    options=stated["options"],
+    noise_source=stated["noise_source"],
+    private=stated["private"],
   )
-  found = {"path": folder, "trained": trained, "receipt": receipt}
-  return SavedHead(**found, receipt_sha256=sha256(content))
+  return SavedHead(
+    path=folder,
+    trained=trained,
+    receipt=receipt,
+    receipt_sha256=receipt_sha256,
+  )
 
 
 def save_head(
@@ -165,7 +176,7 @@ def save_head(
   split: str = "train",
   backbone: str = "imported features",
 ) -> None:
-  """Writes a head as `oneshot-dp train` does; in no ledger, as it says.
+  """Writes a head as `oneshot-dp train` does; the receipt names no ledger.
 
   >>> import tempfile
   >>> import numpy as np
@@ -180,12 +191,16 @@ def save_head(
   >>> bool((again.head.kernel == head.head.kernel).all()), again.is_charged
   (True, False)
 
-  `dataset` and `split` are public names of the private data, `backbone` is that
-  of what made the embeddings.
+  Args:
+    head: what `train_head` returned.
+    directory: the folder to write, which must not exist.
+    dataset: public name of the private data.
+    split: public name of its split.
+    backbone: public name of what made the embeddings.
 
   Raises:
-    InputError: `directory` is there already, or a name is none.
-    RunError: the disk refuses it.
+    InputError: `directory` exists already, or a name is not one.
+    RunError: the disk refuses.
   """
   if not isinstance(head, PrivateHead):
     raise InputError("save_head takes a head, and then where to save it.")
@@ -193,7 +208,7 @@ def save_head(
     dataset=dataset,
     split=split,
     source_num_examples=head.num_examples,
-    feature_dim=head.head.kernel.shape[0],
+    feature_dim=head.head.feature_dim,
     class_names=head.class_names,
     num_classes_source=head.num_classes_source,
     backbone={"name": backbone},
@@ -207,15 +222,120 @@ def save_head(
 def load_head(directory: str | os.PathLike) -> PrivateHead:
   """Reads a head that `save_head` or `oneshot-dp train` wrote.
 
-  InputError: it is not what its receipt says.
+  Args:
+    directory: the head's folder.
+
+  Returns:
+    The head, to predict with.
+
+  Raises:
+    InputError: it is not what its receipt says.
   """
   saved = read_head(directory)
-  names = "num_examples", "num_classes_source", "privacy_unit"
-  more: dict[str, Any] = {name: saved.stated[name] for name in names}
-  more["class_names"] = tuple(saved.stated["class_names"])
-  more["is_charged"] = saved.stated["charge"] is not None
-  return PrivateHead(trained=saved.trained, **more)
+  stated = saved.stated
+  return PrivateHead(
+    trained=saved.trained,
+    num_examples=stated["num_examples"],
+    class_names=tuple(stated["class_names"]),
+    num_classes_source=stated["num_classes_source"],
+    privacy_unit=stated["privacy_unit"],
+    is_charged=stated["charge"] is not None,
+  )
 
 
-def _damaged(path: Path, what: str) -> InputError:
-  return InputError(f"{path} is damaged: {what}; train the head again.")
+def _to_safetensors(arrays: Mapping[str, Any]) -> bytes:
+  # The library writes a buffer as it lies in memory, whatever the strides.
+  contiguous = {}
+  for name, array in arrays.items():
+    contiguous[name] = np.array(array, order="C")
+  return safetensors.numpy.save(contiguous)
+
+
+def _write_new_file(path: Path, content: bytes, *, is_private: bool) -> None:
+  """Writes a file that must not exist; what is not private is the owner's.
+
+  It has its mode, less the umask, from the moment it is made.
+  """
+  mode = 0o666 if is_private else 0o600
+  with disk_errors(path):
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(handle, "wb") as file:
+      file.write(content)
+
+
+def _read_receipt(folder: Path) -> tuple[dict[str, Any], str]:
+  """The checked receipt, and the SHA-256 of its bytes."""
+  path = folder / RECEIPT_FILE
+  if not os.path.lexists(path):
+    raise InputError(
+      f"{folder} is not a head: it has no {RECEIPT_FILE}; give a folder that"
+      " `oneshot-dp train` wrote."
+    )
+  content = read_regular(path, _MOST_RECEIPT_BYTES)
+  try:
+    receipt = msgspec.json.decode(content)
+    check_receipt(receipt)
+  except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+    raise _damaged(path, f"{str(error)!a:.300}") from error
+  return receipt, sha256(content)
+
+
+def _read_weights(folder: Path, stated: Mapping[str, Any]) -> LinearHead:
+  """The kernel [d, K] and bias [K], as the receipt says them."""
+  path = folder / WEIGHTS_FILE
+  d = stated["feature_dim"]
+  k = stated["num_classes"]
+  weights = _read_safetensors(path, stated["weights_sha256"], 4 * (d + 1) * k)
+  form = {name: (array.shape, array.dtype) for name, array in weights.items()}
+  if form != {"kernel": ((d, k), np.float32), "bias": ((k,), np.float32)}:
+    raise _damaged(path, f"it holds {form}")
+  if not all(np.isfinite(array).all() for array in weights.values()):
+    raise _damaged(path, "a weight is not finite")
+  return LinearHead(
+    kernel=weights["kernel"],
+    bias=weights["bias"],
+    unit_norm=stated["input"] == UNIT_NORM,
+  )
+
+
+def _read_releases(
+  folder: Path, stated: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+  """What a larger ε continues from; see `TrainedHead.state`."""
+  d = stated["feature_dim"]
+  k = stated["num_classes"]
+  # A statistic is kept once, as the average of its releases, however many
+  # there were; and the state of the head has about the size of its weights.
+  num_bytes = 16 * (d + 1) * k
+  for release in stated["releases"]:
+    num_bytes += 16 * math.prod(release["shape"])
+  return _read_safetensors(
+    folder / RELEASES_FILE, stated["releases_sha256"], num_bytes
+  )
+
+
+def _read_safetensors(
+  path: Path, expected_sha256: str, num_bytes: int
+) -> dict[str, np.ndarray]:
+  """The arrays of a file that the receipt names, of at most so many bytes."""
+  content = read_regular(path, num_bytes + _HEADER_BYTES)
+  if sha256(content) != expected_sha256:
+    raise _damaged(path, "its receipt belongs to another file")
+  try:
+    return safetensors.numpy.load(content)
+  except (safetensors.SafetensorError, ValueError, LookupError) as error:
+    raise _damaged(path, str(error)) from error
+
+
+def _stated_releases(stated: Mapping[str, Any]) -> tuple[Release, ...]:
+  releases = []
+  for group in stated["releases"]:
+    release = Release(
+      group["name"], tuple(group["shape"]), group["noise_multiplier"]
+    )
+    releases += [release] * group["count"]
+  return tuple(releases)
+
+
+def _damaged(path: Path, fault: str) -> InputError:
+  return InputError(f"{path} is damaged: {fault}; train the head again.")

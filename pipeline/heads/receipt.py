@@ -2,42 +2,44 @@
 
     receipt.json = {"format": 1, "stated": {…}, "follows": {…}}
 
-`follows` is computed from `stated`, and again by whoever reads it.
+`follows` is computed from `stated`, and computed again by whoever reads it: an
+ε that is written down and does not follow from the noise is refused.
 """
 
 import importlib.metadata
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import jinja2
 import msgspec
 
 from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.configs.extract_config import NumClassesSource
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.configs.parts import Part
-from oneshot_dp.extract.cache.format import CacheInfo, sha256_of
+from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.noise import NoiseSource
+from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead
 
-FORMAT, NOT_PRIVATE = 1, "NOT PRIVATE"
-PLAIN, UNIT_NORM = "embedding", "embedding at norm 1"
-_LIBRARIES = "oneshot-dp", "dp-accounting", "jax", "optax", "numpy"
-_NOTHING = {"format": FORMAT, "stated": 0, "follows": 0}
+FORMAT = 1
+NOT_PRIVATE = "NOT PRIVATE"
+PLAIN: Literal["embedding"] = "embedding"
+UNIT_NORM: Literal["embedding at norm 1"] = "embedding at norm 1"
+_LIBRARIES = ("oneshot-dp", "dp-accounting", "jax", "optax", "numpy")
 _TOLERANCE = 1e-9  # relative: processors may differ in the last bits of ε
-_MARKDOWN = str.maketrans({c: f"\\{c}" for c in r"\`*_{}[]<>#|!&~"})
-_Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+_MOST_RELEASES = 2**53
+_Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST_RELEASES)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-_Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] | None
+_ChargeId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] | None
+_Delta = Annotated[float, msgspec.Meta(gt=0, lt=1)] | None
 
 
 class Releases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """`count` releases one after the other, of one kind and cost."""
+  """`count` releases one after the other, of one kind and noise multiplier."""
 
   name: str
   shape: tuple[_Count, ...]
@@ -45,17 +47,55 @@ class Releases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   count: _Count
 
 
-class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """What nothing else tells."""
+class Stated(
+  msgspec.Struct,
+  frozen=True,
+  kw_only=True,
+  forbid_unknown_fields=True,
+  rename={"parent_charge_id": "went_on_from"},
+):
+  """What a receipt states: everything that nothing else tells.
 
-  private: bool  # not of a baseline, nor of noise from a seed
+  Attributes:
+    private: whether noise from the system's random bits protects the rows;
+      False for a baseline, and for noise from a seed.
+    head: the kind of head.
+    options: its options.
+    releases: everything that was released for it, oldest first.
+    dataset: public name of the private data.
+    split: public name of its split.
+    rows: the part of the cache it was trained on; "" is all of it.
+    num_examples: n, public; the mean number where `rows` is a part.
+    feature_dim: d.
+    num_classes: K.
+    class_names: K public names.
+    num_classes_source: where K comes from, which must be public.
+    privacy_unit: "example", or what a unit of many rows is.
+    backbone: what decides an embedding.
+    views: what was averaged for each row; None is one center view.
+    cache_fingerprint: SHA-256 of the cache's public metadata.
+    backbone_fingerprint: SHA-256 of what decides an embedding, and d.
+    input: what is multiplied by the kernel.
+    delta: δ of the guarantee; None for a baseline.
+    neighboring_relation: of the guarantee.
+    accountant: what computed ε.
+    noise_source: where the random bits are from.
+    charge: the random id of the charge in a ledger that paid; None if none did.
+    parent_charge_id: the charge of the head that this one continues from, whose
+      releases are among these.
+    weights_sha256: of head.safetensors.
+    releases_sha256: of releases.safetensors.
+    libraries: versions of what computed it.
+  """
+
+  private: bool
   head: HeadName
   options: dict[str, Any]
   releases: tuple[Releases, ...]
   dataset: str
   split: str
   rows: str
-  num_examples: _Count  # n, public; of a part of a cache the mean number
+  num_examples: _Count
   feature_dim: _Count
   num_classes: _Count
   class_names: tuple[str, ...]
@@ -65,146 +105,201 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   views: dict[str, Any] | None
   cache_fingerprint: _Sha256
   backbone_fingerprint: _Sha256
-  input: Literal["embedding", "embedding at norm 1"]  # times the kernel
-  delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None
+  input: Literal["embedding", "embedding at norm 1"]
+  delta: _Delta
   neighboring_relation: str
   accountant: str
   noise_source: str
-  charge: _Id  # the random id of what paid in the ledger, if any did
-  went_on_from: _Id  # of another head, whose releases are among these
+  charge: _ChargeId
+  parent_charge_id: _ChargeId
   weights_sha256: _Sha256
   releases_sha256: _Sha256
   libraries: dict[str, str]
 
 
-def make_receipt(
-  trained: TrainedHead, info: CacheInfo, part: Part, **more: str | None
-) -> dict[str, Any]:
-  """The receipt of a head of a part of a cache, as JSON has it.
+class Follows(msgspec.Struct, frozen=True, kw_only=True):
+  """What follows from the stated releases; None where there is no noise.
 
-  `more`: charge, went_on_from, weights_sha256, releases_sha256.
+  Attributes:
+    mu_squared: μ² = Σ σ⁻², rounded up.
+    noise_multiplier: σ = 1/μ of all releases together, rounded down.
+    epsilon: ε at the stated δ, rounded up.
+    epsilon_if_replaced: the same where a unit is exchanged for another.
   """
-  runs = itertools.groupby(trained.releases)
-  names, both = Stated.__struct_fields__, (trained, info)
-  known = [(name, each) for name in names for each in both]
-  stated = {n: getattr(each, n) for n, each in known if hasattr(each, n)} | {
-    "head": trained.name,
-    "releases": [one._asdict() | {"count": len([*of])} for one, of in runs],
-    "rows": str(part),
-    "num_examples": part.mean_of(info.source_num_examples),
-    "privacy_unit": info.unit,
-    "cache_fingerprint": info.fingerprint,
-    "input": UNIT_NORM if trained.head.unit_norm else PLAIN,
-    "neighboring_relation": accounting.NEIGHBORING_RELATION,
-    "accountant": accounting.ACCOUNTANT,
-    "libraries": {of: importlib.metadata.version(of) for of in _LIBRARIES},
-  }
-  plain = msgspec.convert(stated | more, Stated)
-  plain = msgspec.json.decode(msgspec.json.encode(plain))
-  return {"format": FORMAT, "stated": plain, "follows": follows(plain)}
+
+  mu_squared: float | None = None
+  noise_multiplier: float | None = None
+  epsilon: float | None = None
+  epsilon_if_replaced: float | None = None
 
 
-def follows(stated: Mapping[str, Any]) -> dict[str, Any]:
-  """What follows from what is stated: the cost of all releases together.
+def make_receipt(
+  trained: TrainedHead,
+  info: CacheInfo,
+  part: Part,
+  *,
+  charge_id: str | None,
+  parent_charge_id: str | None,
+  weights_sha256: str,
+  releases_sha256: str,
+) -> dict[str, Any]:
+  """Writes the receipt of a head that was trained on a part of a cache.
+
+  Args:
+    trained: the head.
+    info: the cache's metadata, of which the public ones are stated.
+    part: the part of the cache.
+    charge_id: the charge that paid for it; None if no ledger was charged.
+    parent_charge_id: the charge of the head that it continues from, if any.
+    weights_sha256: of head.safetensors.
+    releases_sha256: of releases.safetensors.
+
+  Returns:
+    The receipt, as JSON has it.
+  """
+  is_unit_norm = trained.head.unit_norm
+  stated = Stated(
+    private=trained.private,
+    head=trained.name,
+    options=dict(trained.options),
+    releases=_count_releases(trained.releases),
+    dataset=info.dataset,
+    split=info.split,
+    rows=str(part),
+    num_examples=part.mean_of(info.source_num_examples),
+    feature_dim=info.feature_dim,
+    num_classes=info.num_classes,
+    class_names=info.class_names,
+    num_classes_source=info.num_classes_source,
+    privacy_unit=info.unit,
+    backbone=dict(info.backbone),
+    views=None if info.views is None else dict(info.views),
+    cache_fingerprint=info.fingerprint,
+    backbone_fingerprint=info.backbone_fingerprint,
+    input=UNIT_NORM if is_unit_norm else PLAIN,
+    delta=trained.delta,
+    neighboring_relation=accounting.NEIGHBORING_RELATION,
+    accountant=accounting.ACCOUNTANT,
+    noise_source=trained.noise_source,
+    charge=charge_id,
+    parent_charge_id=parent_charge_id,
+    weights_sha256=weights_sha256,
+    releases_sha256=releases_sha256,
+    libraries={name: importlib.metadata.version(name) for name in _LIBRARIES},
+  )
+  as_json = msgspec.json.encode(stated)
+  # The bounds of fields are checked when they are read: read it back.
+  msgspec.json.decode(as_json, type=Stated)
+  plain = msgspec.json.decode(as_json)
+  return {"format": FORMAT, "stated": plain, "follows": derive(plain)}
+
+
+def derive(stated: Mapping[str, Any]) -> dict[str, Any]:
+  """Computes the cost of all stated releases together.
 
       μ² = Σ count·σ⁻²,   σ = 1/μ,   ε = ε(μ², δ),   ε if replaced = ε(4μ², δ)
 
-  to the safe side; None where there is no noise. Another unit in a unit's place
-  changes two units: the same noise is worth half the σ.
+  each rounded to the safe side. To put another unit in a unit's place changes
+  two units, so the same noise is worth half the σ.
+
+  Args:
+    stated: "releases" and "delta" of a receipt, as JSON has them.
+
+  Returns:
+    The fields of `Follows`.
   """
-  names = "mu_squared", "noise_multiplier", "epsilon", "epsilon_if_replaced"
   if not stated["releases"]:
-    return dict.fromkeys(names)
-  mu2 = accounting.sum_mu_squared(
-    each["count"] / Fraction(each["noise_multiplier"]) ** 2
-    for each in stated["releases"]
+    return msgspec.structs.asdict(Follows())
+  mu_squared = accounting.sum_mu_squared(
+    release["count"] / Fraction(release["noise_multiplier"]) ** 2
+    for release in stated["releases"]
   )
-  epsilons = (
-    accounting.epsilon_of(times * mu2, stated["delta"]) for times in (1, 4)
+  delta = stated["delta"]
+  follows = Follows(
+    mu_squared=mu_squared,
+    noise_multiplier=mu_squared**-0.5 * (1 - 2**-50),
+    epsilon=accounting.epsilon_of(mu_squared, delta),
+    epsilon_if_replaced=accounting.epsilon_of(4 * mu_squared, delta),
   )
-  sigma = mu2**-0.5 * (1 - 2**-50)
-  return dict(zip(names, (mu2, sigma, *epsilons), strict=True))
+  return msgspec.structs.asdict(follows)
 
 
 def check_receipt(receipt: Any) -> None:
-  """InputError: it is no receipt of this version, or does not follow."""
+  """Checks that a receipt is of this version, and that its numbers follow.
+
+  Raises:
+    InputError: it is not, or one of them does not.
+  """
   try:
-    if {**receipt, "stated": 0, "follows": 0} != _NOTHING:
-      raise ValueError("it is of another format")
+    _check_format(receipt)
     stated = msgspec.convert(receipt["stated"], Stated)
-    for name in (stated.dataset, stated.split, *stated.class_names):
-      check_name("a name", name)
-    noisy, own = bool(stated.releases), NoiseSource().description
-    for name, expected in {
-      "num_classes": len(stated.class_names),
-      "rows": str(Part.parse(stated.rows)),
-      "neighboring_relation": accounting.NEIGHBORING_RELATION,
-      "accountant": accounting.ACCOUNTANT,
-      "private": noisy and stated.noise_source == own,
-    }.items():
-      if (said := getattr(stated, name)) != expected:
-        raise ValueError(f"{name} is {said!a}, not {expected}")
-    if (stated.delta is not None) != noisy:
-      raise ValueError("delta is of noisy releases, and of nothing else")
-    found, derived = receipt["follows"], follows(receipt["stated"])
-    for name in {*found} | {*derived}:
-      a, b = found[name], derived[name]
-      both = type(a) is type(b) is float
-      if not (math.isclose(a, b, rel_tol=_TOLERANCE) if both else a is b):
-        raise ValueError(f"{name} is {a!a:.30}, not {b}")
+    _check_stated(stated)
+    _check_follows(receipt["follows"], derive(receipt["stated"]))
   except (ArithmeticError, LookupError, TypeError, ValueError) as error:
     raise InputError(
       f"the receipt is damaged or was edited: {str(error)!a:.300}."
     ) from error
 
 
-def card(receipt: dict[str, Any]) -> str:
-  """A Markdown page made of a checked receipt and nothing else; public.
+def _count_releases(releases: Sequence[Release]) -> tuple[Releases, ...]:
+  """Consecutive releases of one kind and noise multiplier, counted."""
+  counted = []
+  for release, repeats in itertools.groupby(releases):
+    counted.append(
+      Releases(
+        name=release.name,
+        shape=release.shape,
+        noise_multiplier=release.noise_multiplier,
+        count=len(list(repeats)),
+      )
+    )
+  return tuple(counted)
 
-  It ends with a digest of the whole receipt, so that a change of anything in
-  the one, names and words included, no longer fits the other.
-  """
-  epsilon, delta = receipt["follows"]["epsilon"], receipt["stated"]["delta"]
-  most = right_guesses(epsilon or 0.0, delta or 0.0)
-  return filled_in(
-    "card.md",
-    accounting.format_rounded_up,
-    _marked,
-    **receipt,
-    NOT_PRIVATE=NOT_PRIVATE,
-    most=f"{math.ceil(10_000 * most) / 100:g}",
-    digest=sha256_of(receipt),
+
+def _check_format(receipt: Any) -> None:
+  """Refuses another version, and any key beside the three."""
+  without_values = {**receipt, "stated": None, "follows": None}
+  if without_values != {"format": FORMAT, "stated": None, "follows": None}:
+    raise ValueError("it is of another format")
+
+
+def _check_stated(stated: Stated) -> None:
+  """Refuses names that are none, and statements that contradict each other."""
+  for name in (stated.dataset, stated.split, *stated.class_names):
+    check_name("a name", name)
+  has_noise = bool(stated.releases)
+  uses_system_noise = stated.noise_source == NoiseSource().description
+  _check_equal("num_classes", stated.num_classes, len(stated.class_names))
+  _check_equal("rows", stated.rows, str(Part.parse(stated.rows)))
+  _check_equal(
+    "neighboring_relation",
+    stated.neighboring_relation,
+    accounting.NEIGHBORING_RELATION,
   )
+  _check_equal("accountant", stated.accountant, accounting.ACCOUNTANT)
+  _check_equal("private", stated.private, has_noise and uses_system_noise)
+  if (stated.delta is not None) != has_noise:
+    raise ValueError("delta belongs to noisy releases, and to nothing else")
 
 
-def _marked(text: object) -> str:
-  return str(text).translate(_MARKDOWN)
+def _check_equal(name: str, value: object, expected: object) -> None:
+  if value != expected:
+    raise ValueError(f"{name} is {value!a}, not {expected}")
 
 
-def filled_in(name: str, *filters: Callable[..., str], **values: Any) -> str:
-  """A template with these values; filters are named as their functions are."""
-  _TEMPLATES.filters |= {f.__name__.removeprefix("_"): f for f in filters}
-  return _TEMPLATES.get_template(f"{name}.j2").render(values)
+def _check_follows(
+  written: Mapping[str, Any], derived: Mapping[str, Any]
+) -> None:
+  """Refuses written numbers that are not the derived ones.
 
-
-_TEMPLATES = jinja2.Environment(  # it keeps what it has compiled
-  loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates"),
-  autoescape=lambda name: ".html" in str(name),
-  undefined=jinja2.StrictUndefined,
-  trim_blocks=True,
-  lstrip_blocks=True,
-  keep_trailing_newline=True,
-)
-
-
-def right_guesses(epsilon: float, delta: float) -> float:
-  """The most often that a guess at even odds can be right: (e^ε+δ)/(e^ε+1).
-
-  >>> round(right_guesses(1.0, 0.0), 3), right_guesses(0.0, 0.0)
-  (0.731, 0.5)
-
-  Source: Kairouz, Oh & Viswanath, "The Composition Theorem for Differential
-  Privacy", ICML 2015, theorem 2.1.
+  Types count: 1 is not 1.0 here, and True is not 1.
   """
-  # e^ε overflows where the answer is 1 long since.
-  return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
+  for name in {*written, *derived}:
+    value = written[name]
+    expected = derived[name]
+    if isinstance(value, float) and isinstance(expected, float):
+      is_close = math.isclose(value, expected, rel_tol=_TOLERANCE)
+    else:
+      is_close = value is expected
+    if not is_close:
+      raise ValueError(f"{name} is {value!a:.30}, not {expected}")

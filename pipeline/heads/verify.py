@@ -1,8 +1,8 @@
-"""Whether a head is what its receipt says, and was paid for."""
+"""Whether a head is what its receipt says, and whether a ledger was charged."""
 
 import dataclasses
+import enum
 from pathlib import Path
-from typing import NamedTuple
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.read import FeatureCache
@@ -10,97 +10,195 @@ from oneshot_dp.extract.files import read_regular
 from oneshot_dp.pipeline.heads.head_folder import SavedHead, read_head
 from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.delivery import WEIGHTS_FILE
-from oneshot_dp.pipeline.ledger.entries import (
-  ReleasedHead,
-  sha256,
-  spent,
-)
+from oneshot_dp.pipeline.ledger.entries import ReleasedHead, sha256, spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.store import ledger_exists
 
-_MOST_WEIGHTS = 1 << 34  # bytes; `train` refuses to make so many
-_NOBODY = "nobody can tell from files alone that weights contain noise"
+_MOST_WEIGHTS_BYTES = 1 << 34  # `train` refuses to make so many
+_FILES_CANNOT_TELL = (
+  "nobody can tell from files alone that weights contain noise"
+)
 
 
-class Verdict(NamedTuple):
-  """What was found about a head."""
+class LedgerStatus(enum.Enum):
+  """What a ledger says of a head's weights."""
 
-  vouched: bool | None  # the ledger knows these very bytes; None: there is none
-  said: tuple[str, ...]  # for people; what the ledger says comes first
-  faults: tuple[str, ...]  # one line each
+  RECORDED = "released for a charge that covers what the receipt states"
+  NOT_RECORDED = "not released for any such charge"
+  NO_LEDGER = "there is no ledger to ask"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+  """What was found about a head.
+
+  Attributes:
+    status: what the ledger says.
+    findings: for people; what the ledger says comes first.
+    faults: what is wrong with the files, one line each.
+  """
+
+  status: LedgerStatus
+  findings: tuple[str, ...]
+  faults: tuple[str, ...]
+
+  @property
+  def vouched(self) -> bool | None:
+    """The status as `--json` has it; None where there is no ledger."""
+    if self.status is LedgerStatus.NO_LEDGER:
+      return None
+    return self.status is LedgerStatus.RECORDED
 
 
 def verify_head(path: Path, ledger: Ledger) -> Verdict:
-  """Asks the ledger, and computes what a receipt claims anew (`read_head`).
+  """Asks the ledger about a head, and computes what its receipt claims anew.
 
   That there is noise in the weights at all follows from nothing in their files:
-  only the ledger, where it is at hand, knows the bytes that left for a charge.
+  only the ledger knows which bytes were released for a charge.
 
-  InputError: there is no head, or the ledger is damaged.
+  Args:
+    path: the head's folder.
+    ledger: the ledger that was charged; its file may not exist.
+
+  Returns:
+    What was found.
+
+  Raises:
+    InputError: there is no head, or the ledger is damaged.
   """
-  weights = sha256(read_regular(path / WEIGHTS_FILE, _MOST_WEIGHTS))
-  saved, faults = None, ()
+  weights_sha256 = sha256(
+    read_regular(path / WEIGHTS_FILE, _MOST_WEIGHTS_BYTES)
+  )
+  saved = None
+  faults: tuple[str, ...] = ()
   try:
     saved = read_head(path)
   except InputError as error:
     faults = (str(error),)
-  why = _unlike(saved, ledger, ledger.heads().get(weights))
-  vouched = not why if ledger_exists(ledger.path) else None
-  said = [f"NOT VOUCHED FOR by {ledger.path}: {why}; {_NOBODY}"]
-  if vouched:
-    said = [f"vouched for: {ledger.path} was charged, and these bytes left"]
-  elif vouched is None:
-    said = [f"no ledger {ledger.path} is here, so nobody vouches: {_NOBODY}"]
+  if ledger_exists(ledger.path):
+    released = ledger.heads().get(weights_sha256)
+    difference = _difference_to_ledger(saved, ledger, released)
+    status = LedgerStatus.RECORDED
+    if difference:
+      status = LedgerStatus.NOT_RECORDED
+  else:
+    difference = ""
+    status = LedgerStatus.NO_LEDGER
+  findings = [_ledger_finding(status, ledger, difference)]
   if saved is not None:
-    said.append("its numbers follow from the noise stated, its files fit")
-    if not saved.trained.private:
-      said.append(f"this head is {NOT_PRIVATE}")
-    if saved.stated["charge"] is None:
-      said.append("no ledger was charged for it: nobody counts what it cost")
-  return Verdict(vouched, tuple(said), faults)
-
-
-def _unlike(
-  saved: SavedHead | None, ledger: Ledger, left: ReleasedHead | None
-) -> str:
-  """How a head differs from what left for its charge; "" if in nothing."""
-  if left is None:
-    return "these weights did not leave for any of its charges"
-  if saved is None or saved.receipt_sha256 != left.receipt_sha256:
-    return "these weights left, but with another receipt"
-  private, follows = saved.trained.private, saved.receipt["follows"]
-  cost = follows["mu_squared"] if private else 0
-  paid = ledger.paid(left.charge)
-  of = saved.stated["dataset"], saved.stated["privacy_unit"]
-  if any((e.dataset, e.unit) != of for e in paid) or spent(paid) < cost:
-    return "less was charged for these rows than it cost"
-  return ""
+    findings += _receipt_findings(saved)
+  return Verdict(status=status, findings=tuple(findings), faults=faults)
 
 
 def earlier_head(
   path: Path, ledger: Ledger, cache: FeatureCache, delta: float
 ) -> SavedHead:
-  """A head to go on from, for the difference: one of the same rows, paid for.
+  """Reads a head to continue from, for the difference in price.
 
-  InputError: it is another's, or edited; the ledger does not know its charge
-  and its bytes; or it is of other rows or another δ, or NOT PRIVATE.
+  Args:
+    path: the head's folder.
+    ledger: the ledger that it was charged to.
+    cache: the rows, which must be those that it was trained on.
+    delta: δ, which must be the head's.
+
+  Returns:
+    The head; its μ² is what was charged for it.
+
+  Raises:
+    InputError: it is another's, or edited; the ledger does not know its charge
+      and its bytes; it was trained on other rows or at another δ; or it is NOT
+      PRIVATE.
   """
-  saved, verdict = read_head(path), verify_head(path, ledger)
-  why = "" if verdict.vouched else verdict.said[0]
-  expected = {"cache_fingerprint": cache.info.fingerprint, "private": True}
-  expected |= {"rows": str(cache.part), "delta": delta}
-  for name, value in expected.items():
-    if not why and saved.stated[name] != value:
-      why = f"its {name} is {saved.stated[name]!a}, where {value!a} is needed"
+  saved = read_head(path)
+  verdict = verify_head(path, ledger)
   paid = ledger.paid(saved.stated["charge"])
-  digests = [each.identity.get("private_digests", [""])[0] for each in paid[:1]]
-  if not why and digests != [cache.private_digest]:
-    why = f"it was trained on other rows than {cache.name} has"
-  if why:
-    raise InputError(f"{path} cannot be gone on from: {why}.")
-  # Its σ were rounded up: what was paid for it alone is a hair more, and with
-  # the rest adds up to the larger budget, which may be the cap.
-  trained, cost = saved.trained, float(spent(paid))
-  if cost <= (trained.mu_squared or 0.0) * (1 + 1e-9):
-    trained = dataclasses.replace(trained, mu_squared=cost)
+  trained_on = ""
+  if paid:
+    trained_on = paid[0].identity.get("private_digests", [""])[0]
+  if verdict.status is not LedgerStatus.RECORDED:
+    reason = verdict.findings[0]
+  else:
+    reason = _difference_to_request(saved, cache, delta)
+    if not reason and trained_on != cache.private_digest:
+      reason = f"it was trained on other rows than {cache.name} has"
+  if reason:
+    raise InputError(f"cannot continue from {path}: {reason}.")
+  # The σ of its releases were rounded up, so that what was charged for it alone
+  # is a hair more than follows from its receipt. With the rest it adds up to
+  # the larger budget, which may be the cap.
+  trained = saved.trained
+  charged = float(spent(paid))
+  if charged <= (trained.mu_squared or 0.0) * (1 + 1e-9):
+    trained = dataclasses.replace(trained, mu_squared=charged)
   return dataclasses.replace(saved, trained=trained)
+
+
+def _difference_to_ledger(
+  saved: SavedHead | None, ledger: Ledger, released: ReleasedHead | None
+) -> str:
+  """How a head differs from what was released and paid for; "" if in nothing.
+
+  `saved` is None where the head's files are damaged.
+  """
+  if released is None:
+    return "these weights were not released for any of its charges"
+  if saved is None or saved.receipt_sha256 != released.receipt_sha256:
+    return "these weights were released, but with another receipt"
+  cost = 0.0
+  if saved.trained.private:
+    cost = saved.receipt["follows"]["mu_squared"]
+  paid = ledger.paid(released.charge)
+  for charge in paid:
+    is_same_data = charge.dataset == saved.stated["dataset"]
+    is_same_unit = charge.unit == saved.stated["privacy_unit"]
+    if not (is_same_data and is_same_unit):
+      return "the charge is of another data set or privacy unit"
+  if spent(paid) < cost:
+    return "less was charged for these rows than the head cost"
+  return ""
+
+
+def _difference_to_request(
+  saved: SavedHead, cache: FeatureCache, delta: float
+) -> str:
+  """How a head differs from one that this run could continue from."""
+  expected = {
+    "cache_fingerprint": (cache.info.fingerprint, "it is of another cache"),
+    "private": (True, f"it is {NOT_PRIVATE}"),
+    "rows": (
+      str(cache.part),
+      f"it was trained with --rows {saved.stated['rows']!a}; pass the same",
+    ),
+    "delta": (
+      delta,
+      f"its delta is {saved.stated['delta']}; pass the same --delta",
+    ),
+  }
+  for name, (value, reason) in expected.items():
+    if saved.stated[name] != value:
+      return reason
+  return ""
+
+
+def _ledger_finding(
+  status: LedgerStatus, ledger: Ledger, difference: str
+) -> str:
+  if status is LedgerStatus.RECORDED:
+    return f"verified: these weights match a charge in {ledger.path}"
+  if status is LedgerStatus.NO_LEDGER:
+    return (
+      f"NOT VERIFIED: the ledger {ledger.path} does not exist;"
+      f" {_FILES_CANNOT_TELL}"
+    )
+  return f"NOT VERIFIED by {ledger.path}: {difference}; {_FILES_CANNOT_TELL}"
+
+
+def _receipt_findings(saved: SavedHead) -> list[str]:
+  findings = ["the files agree: all numbers follow from the stated noise"]
+  if not saved.trained.private:
+    findings.append(f"this head is {NOT_PRIVATE}")
+  if saved.stated["charge"] is None:
+    findings.append(
+      "no ledger was charged for it: nobody counts what else was released"
+    )
+  return findings

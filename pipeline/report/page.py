@@ -18,7 +18,10 @@ import jinja2
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.files import disk_errors, write_once
 from oneshot_dp.linear_dp.accounting import format_rounded_up
-from oneshot_dp.pipeline.heads.receipt import filled_in, right_guesses
+from oneshot_dp.pipeline.heads.model_card import (
+  right_guesses,
+  template_environment,
+)
 from oneshot_dp.pipeline.report.accuracy_plot import charts_of
 from oneshot_dp.pipeline.report.results import (
   NOT_PRIVATE,
@@ -103,9 +106,9 @@ def render_page(run: Run) -> str:
   Raises:
     InputError: something that the page shows is missing or not printable.
   """
-  filters = (_percent, _epsilon, _upper_bound, _points)
   try:
-    return filled_in(PAGE, *filters, **_template_values(run))
+    template = _TEMPLATES.get_template(f"{PAGE}.j2")
+    return template.render(_template_values(run))
   except (
     ArithmeticError,
     LookupError,
@@ -275,3 +278,13 @@ def _upper_bound(share: float) -> str:
 def _points(share: float) -> str:
   """A difference of fractions in percentage points, with its sign."""
   return f"{100 * share:+z.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+_TEMPLATES = template_environment(
+  {
+    "percent": _percent,
+    "epsilon": _epsilon,
+    "upper_bound": _upper_bound,
+    "points": _points,
+  }
+)

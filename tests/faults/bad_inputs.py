@@ -23,7 +23,7 @@ from PIL import Image
 
 from oneshot_dp.extract.cache.format import INFO_FILE, sha256_of
 from oneshot_dp.pipeline.cli import COMMANDS, _module, main
-from oneshot_dp.pipeline.heads.receipt import card
+from oneshot_dp.pipeline.heads.model_card import render_card
 from tests.extract.sources.made import png, write_table
 from tests.faults.harness import damaged, odd_files
 from tests.pipeline.image_heads import ROOT, digits
@@ -212,4 +212,4 @@ def _fit(file):
       of = {"head": "weights"}.get(file.stem, file.stem)
       said["stated"][f"{of}_sha256"] = sha256
     receipt.write_text(json.dumps(said))
-    file.with_name("README.md").write_text(card(said))
+    file.with_name("README.md").write_text(render_card(said))

@@ -48,12 +48,12 @@ def test_what_is_exported_names_the_class_of_100_in_100(tmp_path, capsys, head):
   assert said == [str(predicted[0])]
   content = (out / IMAGES_FILE).read_bytes()
   assert str(pathlib.Path(__file__).parents[2]).encode() not in content
-  assert "Nobody vouches for this copy: no ledger was at hand" in card
+  assert "**Not verified: no ledger was at hand.**" in card
   assert card.startswith("---\nlibrary_name: jax\n")
   assert "epsilon = 8" in card
 
 
-def test_a_ledger_that_does_not_vouch_is_named_on_the_card(
+def test_a_head_that_the_ledger_does_not_know_says_so_on_the_card(
   tmp_path, capsys, head, train_cache
 ):
   succeeds(
@@ -63,13 +63,13 @@ def test_a_ledger_that_does_not_vouch_is_named_on_the_card(
   )
   out = tmp_path / "model"
   said, _ = succeeds(capsys, "export", head.path, "--to", out)
-  assert "NOT VOUCHED FOR" in said
-  assert "**NOT VOUCHED FOR" in (out / "README.md").read_text()
+  assert "NOT VERIFIED" in said
+  assert "**NOT VERIFIED" in (out / "README.md").read_text()
   out = tmp_path / "vouched"
   said, _ = succeeds(capsys, "export", tmp_path / "charged", "--to", out)
   card = (out / "README.md").read_text()
-  assert "VOUCHED" not in said + card
-  assert "Nobody vouches" not in card
+  assert "VERIFIED" not in said + card
+  assert "Not verified" not in card
   # It is of imported features: the head alone, and the reason.
   assert "imported features" in said
   assert HEAD_FILE in said

@@ -35,7 +35,7 @@ def test_what_is_written_is_read(tmp_path):
   made.head.__dict__["kernel"] = np.asfortranarray(made.head.kernel)
   kernel = made.state["kernel"].T[::-1].T
   made.__dict__["state"] = {**made.state, "kernel": kernel}
-  receipt = write_head(tmp_path / "a", made, sample_info(), charge="c" * 32)
+  receipt = write_head(tmp_path / "a", made, sample_info(), charge_id="c" * 32)
   saved = read_head(tmp_path / "a")
   assert tuple(sorted(everything_in(tmp_path / "a"))) == FILES
   assert saved.receipt == receipt

@@ -47,11 +47,11 @@ TRAIN --from head --head lamb -> epsilon=1 is no more than the head to go on
 TRAIN --start start.npz -> must hold one vector for each class of the cache
 TRAIN --start text.txt -> is neither .npz nor .parquet: use numpy.savez, for
 TRAIN --balanced --head lamb -> balanced is for head 'auto', not for 'lamb';
-TRAIN --from head --epsilon 8 --delta 1e-6 -> its delta is 1e-05, where 1e-06 is
-TRAIN --from head --epsilon 8 --rows [:80%] -> cannot be gone on from: its rows
-TRAIN --from head --epsilon 8 --cache one -> gone on from: its cache_fingerprint
-TRAIN --from head --epsilon 8 --ledger no -> cannot be gone on from: no ledger
-TRAIN --from seeded --epsilon 8 -> gone on from: its private is False, where Tr
+TRAIN --from head --epsilon 8 --delta 1e-6 -> its delta is 1e-05; pass the same
+TRAIN --from head --epsilon 8 --rows [:80%] -> --rows ''; pass the same
+TRAIN --from head --epsilon 8 --cache one -> cannot continue from head: it is
+TRAIN --from head --epsilon 8 --ledger no -> cannot continue from head: NOT VE
+TRAIN --from seeded --epsilon 8 -> continue from seeded: it is NOT PRIVATE
 TRAIN --cache fifo -> fifo
 TRAIN --cache damaged -> is damaged
 TRAIN --cache twice -> more than once
@@ -63,7 +63,7 @@ TRAIN --start zeros.npz -> start of class 'class 0' is zeros only
 TRAIN --start objects.npz -> Python objects
 TRAIN --hosts 5 -> must be auto, or INDEX/COUNT@HOST:PORT, such as
 TRAIN --ledger text.txt -> the ledger text.txt is damaged
-TRAIN --ledger empty -> empty cannot be a ledger: it is no file; name another.
+TRAIN --ledger empty -> empty cannot be a ledger: it is not a file; choose ano
 SWEEP --epsilons -> epsilons=[]: give one or more, each once.
 SWEEP --epsilons 0.5,2 -> leave spaces between them: --epsilons 0.5 2; see
 SWEEP --epsilons 1 1 -> epsilons=[1.0, 1.0]: give one or more, each once.
@@ -93,9 +93,9 @@ report train -> give the directory that `train` or `sweep` wrote with --out.
 budget --max-epsilon 8 -> give --cache, --max-epsilon and --max-delta.
 budget --cache train --max-epsilon 8 -> a cap is of one data set and has two
 CAP --max-epsilon 0 -> epsilon=0 must be positive
-budget --ledger no -> --ledger no is not there: name the ledger that was
-verify head --ledger no -> --ledger no is not there: name the ledger that was
-export head --to o --ledger no -> --ledger no is not there: name the ledger
+budget --ledger no -> --ledger no does not exist: name the ledger that
+verify head --ledger no -> --ledger no does not exist: name the ledger that
+export head --to o --ledger no -> --ledger no does not exist: name
 verify empty -> empty is neither a head nor a finished cache: name one of a run'
 AUDIT --epsilon 30 -> or allow it with --weak-privacy.
 AUDIT --canaries 5 -> --canaries 5: give 100 to 20000.

@@ -10,12 +10,8 @@ from scipy.stats import norm
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline.heads.head_folder import read_head, write_head
-from oneshot_dp.pipeline.heads.receipt import (
-  card,
-  check_receipt,
-  follows,
-  right_guesses,
-)
+from oneshot_dp.pipeline.heads.model_card import render_card, right_guesses
+from oneshot_dp.pipeline.heads.receipt import check_receipt, derive
 from tests.pipeline.sample_heads import sample_info, trained_head
 
 CHARGE, EARLIER = "c" * 32, "e" * 32
@@ -27,15 +23,15 @@ def heads() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
   unit = sample_info(unit="patient", views={"count": 4})
   of_labels = sample_info(num_classes_source="labels (treated as public)")
   return {
-    "private": (trained_head(2.0), info, {"charge": CHARGE}),
+    "private": (trained_head(2.0), info, {"charge_id": CHARGE}),
     "in no ledger": (trained_head(0.5, delta=1e-7), info, {}),
     "of units": (trained_head(), unit, {"part": Part.parse("[10%:80%]")}),
-    "seeded": (trained_head(seed=7), of_labels, {"charge": CHARGE}),
-    "baseline": (trained_head(noise=False), info, {"charge": CHARGE}),
+    "seeded": (trained_head(seed=7), of_labels, {"charge_id": CHARGE}),
+    "baseline": (trained_head(noise=False), info, {"charge_id": CHARGE}),
     "went on": (
       trained_head(8.0, options={"balanced": True, "start_sha256": "a" * 64}),
       info,
-      {"charge": CHARGE, "parent_stated": EARLIER},
+      {"charge_id": CHARGE, "parent_charge_id": EARLIER},
     ),
   }
 
@@ -101,7 +97,7 @@ def test_every_edit_of_a_leaf_is_refused(folder):
     assert "\n" not in str(first.value)
     try:
       check_receipt(changed)
-      fitted.write_text(card(changed))
+      fitted.write_text(render_card(changed))
       assert read_head(folder).receipt == changed
     except InputError:
       refused += 1
@@ -163,8 +159,8 @@ def test_what_follows_is_the_theorem_s(epsilon, tmp_path):
 
 def test_releases_that_are_alike_are_counted_one_by_one():
   run = {"name": "x", "shape": [2], "noise_multiplier": 3.0, "count": 9}
-  one = follows({"releases": [run], "delta": 1e-5})
-  ones = follows({"releases": [run | {"count": 1}] * 9, "delta": 1e-5})
+  one = derive({"releases": [run], "delta": 1e-5})
+  ones = derive({"releases": [run | {"count": 1}] * 9, "delta": 1e-5})
   assert one == ones
   assert math.isclose(one["noise_multiplier"], 1.0)
 

@@ -13,7 +13,7 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead
-from oneshot_dp.pipeline.heads.receipt import card
+from oneshot_dp.pipeline.heads.model_card import render_card
 from oneshot_dp.pipeline.ledger.entries import ChargeRequest, LedgerEntry
 
 D, K = 4, 3
@@ -97,7 +97,7 @@ def fit(folder, **stated):
   receipt = json.loads((folder / "receipt.json").read_text())
   receipt["stated"] |= stated
   (folder / "receipt.json").write_text(json.dumps(receipt))
-  (folder / "README.md").write_text(card(receipt))
+  (folder / "README.md").write_text(render_card(receipt))
 
 
 def heads_in(folder):

@@ -11,7 +11,11 @@ from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.heads.head_folder import write_head
-from oneshot_dp.pipeline.heads.verify import earlier_head, verify_head
+from oneshot_dp.pipeline.heads.verify import (
+  LedgerStatus,
+  earlier_head,
+  verify_head,
+)
 from oneshot_dp.pipeline.ledger.delivery import Delivery
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.sample_heads import (
@@ -22,139 +26,248 @@ from tests.pipeline.sample_heads import (
 )
 
 DELTA = 1e-5
-TWO = mu_squared_from_epsilon(2.0, DELTA)
+EPSILON = 2.0
+COST = Fraction(mu_squared_from_epsilon(EPSILON, DELTA))
 KEYS = {"image": np.arange(1, 301, dtype=np.uint64)}
 
 
-def run(ledger, out, made=None, *, mu2=TWO, **charged):
-  """A head, delivered as `train` does it."""
-  bill = make_charge_request(mu2, keys=KEYS, **charged)
-  asked = {"private_digests": [cache().private_digest]}
-  with Delivery(out, ledger, [bill], identity=asked) as delivery:
+def private_cache():
+  """What `earlier_head` is told of the rows of `deliver_head`."""
+  return FeatureCache(path="nowhere", info=sample_info())
+
+
+def deliver_head(ledger, out, trained=None, *, cost=COST, **charge_fields):
+  """Delivers a head as `train` does."""
+  request = make_charge_request(cost, keys=KEYS, **charge_fields)
+  identity = {"private_digests": [private_cache().private_digest]}
+  with Delivery(out, ledger, [request], identity=identity) as delivery:
     delivery.open()
-    made = made or trained_head(2.0, DELTA)
-    charge = delivery.charge_ids[0]
-    write_head(delivery.folder, made, sample_info(), charge=charge)
+    write_head(
+      delivery.folder,
+      trained or trained_head(EPSILON, DELTA),
+      sample_info(),
+      charge_id=delivery.charge_ids[0],
+    )
     delivery.commit()
   return out
 
 
-def cache():
-  """What `earlier_head` is told of the rows of `run`."""
-  return FeatureCache(path="nowhere", info=sample_info())
-
-
-def verify(capsys, path, *words):
+def run_verify(capsys, path, *words):
   status = main(["verify", str(path), *words])
   out, err = capsys.readouterr()
   return status, out, err
 
 
-def test_what_left_is_vouched_for(ledger, tmp_path, capsys):
-  head = run(ledger, tmp_path / "head")
-  assert verify_head(head, ledger).vouched
-  status, out, _ = verify(capsys, head)
-  assert status == 0
-  assert out.startswith("ok: vouched for: ")
-  moved = Path(shutil.copytree(head, tmp_path / "elsewhere"))
-  assert verify_head(moved, ledger).vouched
-  shutil.rmtree(ledger.path.parent)  # without a ledger it says so
-  status, out, _ = verify(capsys, head)
-  assert status == 0
-  assert "so nobody vouches" in out.splitlines()[0]
-  assert "nobody can tell from files alone" in out
-  assert not ledger.path.exists()
-
-
-def not_vouched(capsys, path, why=""):
-  status, out, err = verify(capsys, path)
-  assert status == 1, err
-  assert out.startswith("NOT VOUCHED FOR by ")
-  assert why in out.splitlines()[0]
-  assert err.count("\n") == len(err.splitlines())
-  assert "not vouched for" in err
-
-
-def test_nobody_vouches_for_noiseless_weights_of_an_audit_s_charge(
-  ledger, tmp_path, capsys
-):
-  """It paid for heads that never left."""
-  bill = make_charge_request(mu_squared_from_epsilon(2.0, DELTA), keys=KEYS)
-  ids = ledger.charge([bill], tmp_path / "audit", {})
-  forged = tmp_path / "forged"
-  write_head(forged, trained_head(2.0, DELTA), sample_info(), charge=ids[0])
-  not_vouched(capsys, forged, "did not leave for any")
-  ledger.deliver(ids, {})
-  not_vouched(capsys, forged, "did not leave for any")
-  # Nor for another head of a charge.
-  head = run(ledger, tmp_path / "head")
-  charge = json.loads((head / "receipt.json").read_text())["stated"]["charge"]
-  other = tmp_path / "other"
-  write_head(other, trained_head(2.0, DELTA), sample_info(), charge=charge)
-  not_vouched(capsys, other, "did not leave")
-
-
-@pytest.mark.parametrize(
-  "changes",
-  [{"num_examples": 10**9}, {"dataset": "a better one"}, {"charge": None}],
-)
-def test_a_fitted_receipt_is_not_what_left(ledger, tmp_path, capsys, changes):
-  head = run(ledger, tmp_path / "head")
-  fit(head, **changes)
-  assert verify_head(head, Ledger(tmp_path / "none")).faults == ()
-  not_vouched(capsys, head, "with another receipt")
-
-
-@pytest.mark.parametrize("name", ["receipt.json", "README.md"])
-def test_a_damaged_head_has_faults(ledger, tmp_path, capsys, name):
-  head = run(ledger, tmp_path / "head")
-  (head / name).write_text("{}")
-  not_vouched(capsys, head, "with another receipt")
-  status, out, _ = verify(capsys, head, "--json")
-  facts = json.loads(out)
-  assert not facts["ok"]
-  assert facts["vouched"] is False
-  assert facts["faults"]
-  ledger.path.unlink()
-  status, _, err = verify(capsys, head)
+def assert_not_verified(capsys, path, reason):
+  status, out, err = run_verify(capsys, path)
   assert status == 1
-  assert f"{name} is damaged" in err
-  assert "1 fault(s)" in err
+  assert out.startswith("NOT VERIFIED by ")
+  assert reason in out.splitlines()[0]
+  assert "is not verified by the ledger" in err
 
 
-@pytest.mark.parametrize(
-  "charged",
-  [
-    {
-      "mu2": Fraction(mu_squared_from_epsilon(2.0, DELTA))
-      * Fraction(999_999, 1_000_000)
-    },
-    {"mu2": None},
-    {"unit": "patient"},
-    {"dataset": "cats"},
-  ],
-)
-def test_a_charge_of_less_or_others_vouches_for_nothing(
-  ledger, tmp_path, charged
-):
-  verdict = verify_head(run(ledger, tmp_path / "head", **charged), ledger)
-  assert not verdict.vouched
-  assert "less was charged for these rows" in verdict.said[0]
+class TestRecorded:
+  def test_a_delivered_head_is_verified(self, ledger, tmp_path, capsys):
+    head = deliver_head(ledger, tmp_path / "head")
+
+    status, out, _ = run_verify(capsys, head)
+
+    assert status == 0
+    assert out.startswith("ok: verified: these weights match a charge in ")
+    assert verify_head(head, ledger).status is LedgerStatus.RECORDED
+
+  def test_a_copy_elsewhere_is_verified(self, ledger, tmp_path):
+    head = deliver_head(ledger, tmp_path / "head")
+
+    copy = Path(shutil.copytree(head, tmp_path / "elsewhere"))
+
+    assert verify_head(copy, ledger).status is LedgerStatus.RECORDED
+
+  def test_a_baseline_is_verified_as_not_private(
+    self, ledger, tmp_path, capsys
+  ):
+    head = deliver_head(
+      ledger, tmp_path / "head", trained_head(noise=False), cost=None
+    )
+
+    status, out, _ = run_verify(capsys, head)
+
+    assert status == 0
+    assert "this head is NOT PRIVATE" in out
 
 
-def test_a_baseline_is_vouched_for_as_what_it_is(ledger, tmp_path, capsys):
-  head = run(ledger, tmp_path / "head", trained_head(noise=False), mu2=None)
-  status, out, _ = verify(capsys, head)
-  assert status == 0
-  assert "this head is NOT PRIVATE" in out
+class TestNoLedger:
+  def test_a_head_whose_ledger_is_lost_is_not_verified(
+    self, ledger, tmp_path, capsys
+  ):
+    head = deliver_head(ledger, tmp_path / "head")
+    shutil.rmtree(ledger.path.parent)
+
+    status, out, err = run_verify(capsys, head)
+
+    assert status == 1
+    assert out.startswith(f"NOT VERIFIED: the ledger {ledger.path} does not")
+    assert "nobody can tell from files alone" in out
+    assert "ok" not in out.split()
+    assert "no ledger was found; name the one that was charged" in err
+
+  def test_facts_say_not_ok_and_that_nobody_was_asked(
+    self, ledger, tmp_path, capsys
+  ):
+    head = deliver_head(ledger, tmp_path / "head")
+    ledger.path.unlink()
+
+    _, out, _ = run_verify(capsys, head, "--json")
+
+    facts = json.loads(out)
+    assert facts["ok"] is False
+    assert facts["vouched"] is None
+
+  def test_to_verify_makes_no_ledger(self, ledger, tmp_path, capsys):
+    write_head(tmp_path / "head", trained_head(), sample_info())
+
+    run_verify(capsys, tmp_path / "head")
+
+    assert not ledger.path.exists()
+
+  def test_a_ledger_that_is_named_and_does_not_exist_is_an_error(
+    self, ledger, tmp_path, capsys
+  ):
+    head = deliver_head(ledger, tmp_path / "head")
+
+    status, _, err = run_verify(capsys, head, "--ledger", "typo")
+
+    assert status == 2
+    assert "--ledger typo does not exist" in err
 
 
-def test_nothing_goes_on_from_what_nobody_vouches_for(ledger, tmp_path):
-  head, own = run(ledger, tmp_path / "head"), tmp_path / "own"
-  write_head(own, trained_head(), sample_info())
-  with pytest.raises(InputError, match="NOT VOUCHED FOR"):
-    earlier_head(own, ledger, cache(), DELTA)
-  assert earlier_head(head, ledger, cache(), DELTA).trained.mu_squared == TWO
-  (head / "releases.safetensors").write_bytes(b"")
-  with pytest.raises(InputError, match="is damaged"):
-    earlier_head(head, ledger, cache(), DELTA)
+class TestNotRecorded:
+  def test_noiseless_weights_of_an_audits_charge_are_not_verified(
+    self, ledger, tmp_path, capsys
+  ):
+    """An audit paid for heads that were never released."""
+    request = make_charge_request(COST, keys=KEYS)
+    ids = ledger.charge([request], tmp_path / "audit", {})
+    forged = tmp_path / "forged"
+    write_head(
+      forged, trained_head(EPSILON, DELTA), sample_info(), charge_id=ids[0]
+    )
+
+    assert_not_verified(capsys, forged, "were not released for any")
+    ledger.deliver(ids, {})
+    assert_not_verified(capsys, forged, "were not released for any")
+
+  def test_other_weights_of_a_heads_charge_are_not_verified(
+    self, ledger, tmp_path, capsys
+  ):
+    head = deliver_head(ledger, tmp_path / "head")
+    receipt = json.loads((head / "receipt.json").read_text())
+    other = tmp_path / "other"
+    write_head(
+      other,
+      trained_head(EPSILON, DELTA),
+      sample_info(),
+      charge_id=receipt["stated"]["charge"],
+    )
+
+    assert_not_verified(capsys, other, "were not released for any")
+
+  @pytest.mark.parametrize(
+    "changes",
+    [{"num_examples": 10**9}, {"dataset": "a better one"}, {"charge": None}],
+  )
+  def test_an_edited_receipt_with_a_fitting_card_is_not_verified(
+    self, ledger, tmp_path, capsys, changes
+  ):
+    head = deliver_head(ledger, tmp_path / "head")
+    fit(head, **changes)
+    assert verify_head(head, Ledger(tmp_path / "none")).faults == ()
+
+    assert_not_verified(capsys, head, "with another receipt")
+
+  @pytest.mark.parametrize(
+    "charge_fields",
+    [
+      {"cost": COST * Fraction(999_999, 1_000_000)},
+      {"cost": None},
+    ],
+  )
+  def test_a_charge_of_less_does_not_verify_a_head(
+    self, ledger, tmp_path, charge_fields
+  ):
+    head = deliver_head(ledger, tmp_path / "head", **charge_fields)
+
+    verdict = verify_head(head, ledger)
+
+    assert verdict.status is LedgerStatus.NOT_RECORDED
+    assert "less was charged for these rows" in verdict.findings[0]
+
+  @pytest.mark.parametrize(
+    "charge_fields", [{"unit": "patient"}, {"dataset": "cats"}]
+  )
+  def test_a_charge_of_other_data_does_not_verify_a_head(
+    self, ledger, tmp_path, charge_fields
+  ):
+    head = deliver_head(ledger, tmp_path / "head", **charge_fields)
+
+    verdict = verify_head(head, ledger)
+
+    assert verdict.status is LedgerStatus.NOT_RECORDED
+    assert "of another data set or privacy unit" in verdict.findings[0]
+
+
+class TestDamagedFiles:
+  @pytest.mark.parametrize("name", ["receipt.json", "README.md"])
+  def test_a_damaged_head_has_a_fault_with_or_without_a_ledger(
+    self, ledger, tmp_path, capsys, name
+  ):
+    head = deliver_head(ledger, tmp_path / "head")
+    (head / name).write_text("{}")
+
+    assert_not_verified(capsys, head, "with another receipt")
+    (fault,) = verify_head(head, ledger).faults
+    assert f"{name} is damaged" in fault
+    ledger.path.unlink()
+    status, _, err = run_verify(capsys, head)
+    assert status == 1
+    assert f"{name} is damaged" in err
+
+  def test_facts_name_the_faults(self, ledger, tmp_path, capsys):
+    head = deliver_head(ledger, tmp_path / "head")
+    (head / "receipt.json").write_text("{}")
+
+    _, out, _ = run_verify(capsys, head, "--json")
+
+    facts = json.loads(out)
+    assert facts["ok"] is False
+    assert facts["vouched"] is False
+    assert len(facts["faults"]) == 1
+
+
+class TestEarlierHead:
+  def test_its_cost_is_what_was_charged(self, ledger, tmp_path):
+    head = deliver_head(ledger, tmp_path / "head")
+
+    earlier = earlier_head(head, ledger, private_cache(), DELTA)
+
+    assert earlier.trained.mu_squared == float(COST)
+
+  def test_a_head_that_no_ledger_knows_is_refused(self, ledger, tmp_path):
+    deliver_head(ledger, tmp_path / "head")
+    write_head(tmp_path / "own", trained_head(), sample_info())
+
+    with pytest.raises(InputError, match=r"cannot continue from .*: NOT VERIF"):
+      earlier_head(tmp_path / "own", ledger, private_cache(), DELTA)
+
+  def test_another_delta_is_refused(self, ledger, tmp_path):
+    head = deliver_head(ledger, tmp_path / "head")
+
+    with pytest.raises(InputError, match=r"its delta is 1e-05; pass the same"):
+      earlier_head(head, ledger, private_cache(), 1e-6)
+
+  def test_damaged_releases_are_refused(self, ledger, tmp_path):
+    head = deliver_head(ledger, tmp_path / "head")
+    (head / "releases.safetensors").write_bytes(b"")
+
+    with pytest.raises(InputError, match="is damaged"):
+      earlier_head(head, ledger, private_cache(), DELTA)

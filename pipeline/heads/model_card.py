@@ -1,0 +1,96 @@
+"""The model card of a head, and how all templates of this package are filled.
+
+A card is made of a checked receipt and nothing else, so that it is as public as
+the receipt, and can be compared with what it should be.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from oneshot_dp.extract.cache.format import sha256_of
+from oneshot_dp.linear_dp import accounting
+from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
+
+_FOLDER = Path(__file__).parents[1] / "templates"
+_MARKDOWN_ESCAPES = str.maketrans({c: f"\\{c}" for c in r"\`*_{}[]<>#|!&~"})
+
+
+def template_environment(
+  filters: Mapping[str, Callable[..., str]] | None = None,
+) -> jinja2.Environment:
+  """The templates of this package, with these filters beside Jinja's own.
+
+  A template is compiled once per environment, so keep the environment. Values
+  of HTML templates are escaped; a value that is missing is an error.
+  """
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(_FOLDER),
+    autoescape=_is_html,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+  )
+  environment.filters.update(filters or {})
+  return environment
+
+
+def render_card(receipt: Mapping[str, Any]) -> str:
+  """Writes the Markdown page of a head.
+
+  It ends with a digest of the whole receipt, so that a change of anything in
+  the one, names and words included, no longer fits the other.
+
+  Args:
+    receipt: a checked receipt.
+
+  Returns:
+    The text of README.md; public.
+  """
+  epsilon = receipt["follows"]["epsilon"] or 0.0
+  delta = receipt["stated"]["delta"] or 0.0
+  percent = math.ceil(10_000 * right_guesses(epsilon, delta)) / 100
+  return _CARDS.get_template("card.md.j2").render(
+    stated=receipt["stated"],
+    follows=receipt["follows"],
+    NOT_PRIVATE=NOT_PRIVATE,
+    most=f"{percent:g}",
+    digest=sha256_of(receipt),
+  )
+
+
+def right_guesses(epsilon: float, delta: float) -> float:
+  """The most often that a guess at even odds can be right.
+
+      (e^ε + δ) / (e^ε + 1)
+
+  >>> round(right_guesses(1.0, 0.0), 3), right_guesses(0.0, 0.0)
+  (0.731, 0.5)
+
+  Source: Kairouz, Oh & Viswanath, "The Composition Theorem for Differential
+  Privacy", ICML 2015, theorem 2.1.
+  """
+  # In e^−ε, because e^ε overflows where the answer is 1 long since.
+  shrunk = math.exp(-epsilon)
+  return (1 + delta * shrunk) / (1 + shrunk)
+
+
+def _is_html(name: str | None) -> bool:
+  return ".html" in str(name)
+
+
+def _escape_markdown(value: object) -> str:
+  """A name in which no character is taken for Markdown or HTML."""
+  return str(value).translate(_MARKDOWN_ESCAPES)
+
+
+_CARDS = template_environment(
+  {
+    "printable": accounting.format_rounded_up,
+    "marked": _escape_markdown,
+  }
+)
