@@ -1,6 +1,6 @@
-"""Pretrained weights: from wherever they are, once; read whole, or refused.
+"""Pretrained weights: downloaded once, read whole, or refused.
 
-A file is an npz or a safetensors: neither carries code.
+A file is an npz or a safetensors: neither can carry code.
 """
 
 import functools
@@ -26,46 +26,76 @@ from oneshot_dp.extract import files, storage
 
 Arrays = dict[str, np.ndarray]
 Images = Float32[Array, "b s s 3"]
-"""Normalised."""
-_MOST_BYTES = 1 << 36
-_KNOWN = (
+"""Normalized."""
+_MAX_FILE_BYTES = 1 << 36
+_DOWNLOAD_CHUNK_BYTES = 1 << 26
+_SUPPORTED_LOCATIONS = (
   "give a path, gs://BUCKET/OBJECT, s3://BUCKET/OBJECT or"
   " hf://OWNER/REPO[@REVISION]/FILE; download first what is elsewhere"
 )
-_PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".pkl", ".pickle", ".msgpack")
-_MOST_TIMES = 64
-"""Weights hardly compress: what unfolds to more times its size is a bomb."""
+_PICKLE_SUFFIXES = (
+  ".bin",
+  ".pth",
+  ".pt",
+  ".ckpt",
+  ".pkl",
+  ".pickle",
+  ".msgpack",
+)
+# Weights hardly compress: what unfolds to more times its size is a bomb.
+_MAX_COMPRESSION = 64
+_UNCOMPRESSED_ALLOWANCE = 1 << 24
+
+
+class _PickleError(Exception):
+  """The file is a pickle."""
 
 
 def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
-  """The file of weights, downloaded once if it is elsewhere.
+  """Returns a weights file on this machine, downloaded once if need be.
 
-  `location`: a path, gs://, s3:// or hf://OWNER/REPO[@REVISION]/FILE. Those of
-  the Hub are in its own cache, others in $ONESHOT_DP_WEIGHTS_DIR, or the user's
-  cache. InputError: there is no such file, its server denies it, or its SHA-256
-  is not `sha256` (hexadecimal). RunError: the network or the disk fails.
+  What comes from the Hub stays in its client's own cache, the rest in
+  $ONESHOT_DP_WEIGHTS_DIR (default: the user's cache).
+
+  Args:
+    location: a path, gs://BUCKET/OBJECT, s3://BUCKET/OBJECT or
+      hf://OWNER/REPO[@REVISION]/FILE.
+    sha256: the SHA-256 that the file must have, in hexadecimal.
+
+  Raises:
+    InputError: there is no such file, its server denies it, or it has another
+      SHA-256.
+    RunError: the network or the disk fails.
   """
-  wanted = sha256 and sha256.lower()
-  if wanted is not None and not re.fullmatch("[0-9a-f]{64}", wanted):
-    raise InputError(f"--weights-sha256 {wanted[:80]!a} is no SHA-256.")
+  if sha256 is not None:
+    sha256 = sha256.lower()
+    if not re.fullmatch("[0-9a-f]{64}", sha256):
+      raise InputError(f"--weights-sha256 {sha256[:80]!a} is no SHA-256.")
   if "://" not in location:
     path = pathlib.Path(location).expanduser()
   else:
-    # Without a password or a key that may be in it.
-    hidden = re.sub("//[^/]*@", "//", location).partition("?")[0]
-    shown = escaped(hidden)[:500]
+    shown = _without_secrets(location)
     if location.startswith("hf://"):
-      path = _from_hub(location, shown)
+      path = _download_from_hub(location, shown)
     elif storage.is_url(location):
-      path = _from_store(location, shown)
+      path = _download_from_store(location, shown)
     else:
-      raise InputError(f"--weights {shown}: {_KNOWN}.")
-  files.open_regular(path, _MOST_BYTES).close()  # or says why not
-  if wanted and (found := _sha256(path)) != wanted:
-    raise InputError(
-      f"{escaped(str(path))} has SHA-256 {found}, not {wanted}: correct one."
-    )
+      raise InputError(f"--weights {shown}: {_SUPPORTED_LOCATIONS}.")
+  # Raises if the file cannot be read.
+  files.open_regular(path, _MAX_FILE_BYTES).close()
+  if sha256 is not None:
+    actual = _sha256(path)
+    if actual != sha256:
+      raise InputError(
+        f"{escaped(str(path))} has SHA-256 {actual}, not {sha256}: correct one."
+      )
   return path
+
+
+def _without_secrets(url: str) -> str:
+  """A URL as it may be printed, without a password or a key."""
+  without_user = re.sub("//[^/]*@", "//", url)
+  return escaped(without_user.partition("?")[0])[:500]
 
 
 def _sha256(path: pathlib.Path) -> str:
@@ -74,82 +104,103 @@ def _sha256(path: pathlib.Path) -> str:
   return digest.hexdigest()
 
 
-def _from_store(location: str, shown: str) -> pathlib.Path:
-  """A file in the cache, named after the object and its version."""
-  named = os.environ.get("ONESHOT_DP_WEIGHTS_DIR")
-  cache = pathlib.Path(named or "~/.cache/oneshot-dp/weights").expanduser()
+def _download_from_store(location: str, shown: str) -> pathlib.Path:
+  """Downloads an object into the cache, unless that version is there.
+
+  The file is named after the object and its version, so a changed object is
+  another file.
+  """
+  configured = os.environ.get("ONESHOT_DP_WEIGHTS_DIR")
+  cache = pathlib.Path(configured or "~/.cache/oneshot-dp/weights").expanduser()
   folder, _, key = location.rpartition("/")
   store = storage.store_at(folder)
   try:
-    there = storage.state(store, key)
-    digest = hashlib.sha256(repr((location, there)).encode()).hexdigest()[:32]
-    path = cache / f"{digest}-{re.sub(r'[^A-Za-z0-9._-]', '_', key)[-80:]}"
-    if path.exists() and path.stat().st_size == there[0]:
+    version = storage.state(store, key)
+    num_bytes = version[0]
+    digest = hashlib.sha256(repr((location, version)).encode()).hexdigest()[:32]
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", key)[-80:]
+    path = cache / f"{digest}-{readable}"
+    if path.exists() and path.stat().st_size == num_bytes:
       return path
 
-    def parts() -> Iterator[bytes]:
-      with storage.seekable(store, key, there[0]) as remote:
-        while part := remote.read(1 << 26):  # each is tried again
-          yield part
-      if storage.state(store, key) != there:
+    def chunks() -> Iterator[bytes]:
+      with storage.seekable(store, key, num_bytes) as remote:
+        while True:
+          chunk = remote.read(_DOWNLOAD_CHUNK_BYTES)  # retries by itself
+          if not chunk:
+            break
+          yield chunk
+      # Parts of two versions must not be joined.
+      if storage.state(store, key) != version:
         raise RunError(f"{shown} was changed meanwhile; run it again.")
 
     print(f"fetching {shown}", file=sys.stderr)
     path.unlink(missing_ok=True)
-    files.write_once(path, parts())
+    files.write_once(path, chunks())
   except FileNotFoundError:
     raise InputError(f"--weights {shown} is not there.") from None
   return path
 
 
-def _from_hub(location: str, shown: str) -> pathlib.Path:
-  """From the Hub, by its own client and in its own cache."""
+def _download_from_hub(location: str, shown: str) -> pathlib.Path:
+  """Downloads a file of the Hugging Face Hub by its own client."""
   import huggingface_hub
 
   try:
     uri = huggingface_hub.parse_hf_uri(location)
     if uri.is_bucket or not uri.path_in_repo:
-      raise InputError(f"--weights {shown}: {_KNOWN}.")
-    found = huggingface_hub.hf_hub_download(
+      raise InputError(f"--weights {shown}: {_SUPPORTED_LOCATIONS}.")
+    path = huggingface_hub.hf_hub_download(
       uri.id, uri.path_in_repo, repo_type=uri.type, revision=uri.revision
     )
   except InputError:
     raise
-  except Exception as error:  # the client's, whose first lines say it
-    said = escaped(" ".join(str(error).split("\n\n")[0].split()))[:300]
-    denied = re.search("40[134] |hf://", said)
-    raise (InputError if denied else RunError)(
-      f"{shown}: {said}; check that you may read it (`hf auth login`), run the"
-      " same command again, or give --weights, the path of the file."
+  except Exception as error:
+    # The client's errors are many; their first paragraph says what happened.
+    first_paragraph = str(error).split("\n\n")[0]
+    message = escaped(" ".join(first_paragraph.split()))[:300]
+    kind = RunError
+    if re.search("40[134] |hf://", message):
+      kind = InputError
+    raise kind(
+      f"{shown}: {message}; check that you may read it (`hf auth login`), run"
+      " the same command again, or give --weights, the path of the file."
     ) from None
-  return pathlib.Path(found)
+  return pathlib.Path(path)
 
 
 def read_tensors(path: pathlib.Path) -> tuple[Arrays, str]:
-  """Every array of a file by name, all floating point, and its SHA-256.
+  """Reads every array of a weights file.
 
-  InputError: it is no regular file, a pickle (which can run code), damaged, or
-  holds what is no floating-point array.
+  Args:
+    path: of an npz or safetensors file; its content says which.
+
+  Returns:
+    The arrays by name, and the SHA-256 of the file.
+
+  Raises:
+    InputError: it is not a regular file, is a pickle (which can run code), is
+      damaged, or has arrays that are not floating point.
   """
-  shown, sha256 = escaped(str(path)), _sha256(path)
+  shown = escaped(str(path))
+  sha256 = _sha256(path)
   try:
-    if path.suffix.lower() in _PICKLES:
-      raise InputError
+    if path.suffix.lower() in _PICKLE_SUFFIXES:
+      raise _PickleError
     if zipfile.is_zipfile(path):
-      arrays = _from_npz(path)
+      arrays = _read_npz(path)
     else:
-      with safetensors.safe_open(path, framework="np") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+      arrays = _read_safetensors(path)
     for name, array in arrays.items():
       # (NumPy does not count bfloat16 among its floating types.)
       if array.dtype.kind != "f" and array.dtype != ml_dtypes.bfloat16:
         raise ValueError(f"{name} is {array.dtype}, not floating point")
-  except InputError:
+  except _PickleError:
     raise InputError(
       f"{shown}: a pickle can run code when it is loaded, and is not read; give"
       " the model.safetensors of the same repository, or an npz of its arrays."
     ) from None
-  except Exception as error:  # whatever their parsing of damaged bytes meets
+  except Exception as error:  # whatever the parsers of damaged bytes raise
     reason = escaped(" ".join(str(error).split()))[:300]
     raise InputError(
       f"{shown}: the weights are no whole npz or safetensors file of plain"
@@ -158,73 +209,111 @@ def read_tensors(path: pathlib.Path) -> tuple[Arrays, str]:
   return arrays, sha256
 
 
-def _from_npz(path: pathlib.Path) -> Arrays:
+def _read_safetensors(path: pathlib.Path) -> Arrays:
+  arrays = {}
+  with safetensors.safe_open(path, framework="np") as file:
+    for name in file.keys():  # noqa: SIM118
+      arrays[name] = file.get_tensor(name)
+  return arrays
+
+
+def _read_npz(path: pathlib.Path) -> Arrays:
   with zipfile.ZipFile(path) as archive:
     members = archive.infolist()
-  whole = sum(member.file_size for member in members)
-  if any(each.filename.endswith("data.pkl") for each in members):  # PyTorch's
-    raise InputError
-  if whole > 2**24 + _MOST_TIMES * path.stat().st_size:
-    raise ValueError(f"it would unfold to {whole} bytes")
-  if len({each.filename for each in members}) < len(members):
+  # PyTorch's own files are archives of a pickle, too.
+  if any(member.filename.endswith("data.pkl") for member in members):
+    raise _PickleError
+  # Sizes are checked before anything is unfolded.
+  num_bytes = sum(member.file_size for member in members)
+  max_bytes = _UNCOMPRESSED_ALLOWANCE + _MAX_COMPRESSION * path.stat().st_size
+  if num_bytes > max_bytes:
+    raise ValueError(f"it would unfold to {num_bytes} bytes")
+  if len({member.filename for member in members}) < len(members):
     raise ValueError("two arrays have one name")
+  arrays = {}
   with np.load(path, allow_pickle=False) as npz:
-    arrays = {name: npz[name] for name in npz.files}
-  # An npz says no more of bfloat16 than that it has two bytes.
-  return {
-    name: array.view(ml_dtypes.bfloat16) if array.dtype.str == "|V2" else array
-    for name, array in arrays.items()
-  }
+    for name in npz.files:
+      array = npz[name]
+      # An npz says no more of bfloat16 than that it has two bytes.
+      if array.dtype.str == "|V2":
+        array = array.view(ml_dtypes.bfloat16)
+      arrays[name] = array
+  return arrays
 
 
 @functools.lru_cache(maxsize=8)  # of a deep network it takes a second
 def parameters(
   network: Any, image_size: int
 ) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
-  """Path in Flax and shape in PyTorch of every parameter, by timm's name."""
+  """Returns the parameters of a Flax module by their names in timm.
+
+  Args:
+    network: a module whose parameters are named as timm's, for example
+      `blocks.0/attn.qkv/kernel` for timm's `blocks.0.attn.qkv.weight`.
+    image_size: side of its images.
+
+  Returns:
+    The path of each in Flax, and its shape in PyTorch's layout.
+  """
   images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
   tree = jax.eval_shape(network.init, jax.random.key(0), images)
-  found = {}
   leaves: dict[Any, Any] = flax.traverse_util.flatten_dict(tree["params"])
+  by_timm_name = {}
   for path, leaf in leaves.items():
-    last = {"kernel": "weight", "scale": "weight"}.get(path[-1], path[-1])
+    *modules, last = path
     axes = range(leaf.ndim)
-    if path[-1] == "kernel":
+    if last == "kernel":
       axes = (1, 0) if leaf.ndim == 2 else (3, 2, 0, 1)
+    if last in ("kernel", "scale"):
+      last = "weight"
     shape = tuple(leaf.shape[axis] for axis in axes)
-    found[".".join((*path[:-1], last))] = path, shape
-  return found
+    by_timm_name[".".join([*modules, last])] = (path, shape)
+  return by_timm_name
 
 
 def check_arrays(
   network: Any, arrays: Mapping[str, np.ndarray], image_size: int
 ) -> None:
-  """ValueError: arrays are missing, unexpected or misshapen; names them."""
+  """Checks that arrays are exactly the parameters of a network.
+
+  Raises:
+    ValueError: some are missing, unexpected or of another shape; the message
+      names them all.
+  """
   wanted = parameters(network, image_size)
+  misshapen = []
+  for name, (_, shape) in wanted.items():
+    if name in arrays and arrays[name].shape != shape:
+      actual = list(arrays[name].shape)
+      misshapen.append(f"{name} {actual} instead of {list(shape)}")
   faults = {
     "missing": wanted.keys() - arrays.keys(),
     "unexpected": arrays.keys() - wanted.keys(),
-    "of another shape": [
-      f"{name} {list(arrays[name].shape)} instead of {list(shape)}"
-      for name, (_, shape) in wanted.items()
-      if name in arrays and arrays[name].shape != shape
-    ],
+    "of another shape": misshapen,
   }
-  said = [
-    f"{k}: {', '.join(sorted(some))}" for k, some in faults.items() if some
-  ]
-  if said:
-    raise ValueError("; ".join(said))
+  messages = []
+  for kind, names in faults.items():
+    if names:
+      messages.append(f"{kind}: {', '.join(sorted(names))}")
+  if messages:
+    raise ValueError("; ".join(messages))
 
 
 def flax_params(
   network: Any, arrays: Mapping[str, np.ndarray], image_size: int
 ) -> dict[str, Any]:
-  """Arrays by timm's names, in PyTorch's layout, as a module's parameters.
+  """Returns arrays of timm's names and layout as parameters of a Flax module.
 
-  In float32, but for the kernels of a network of bfloat16: they take half the
-  memory, and the products would round them there in any case. ValueError: some
-  are missing, unexpected, misshapen or not finite.
+  They are float32, except for the kernels of a network of bfloat16: these take
+  half the memory, and the products would round them there in any case.
+
+  Args:
+    network: the module; see `parameters`.
+    arrays: by timm's names, in PyTorch's layout.
+    image_size: side of its images.
+
+  Raises:
+    ValueError: arrays are missing, unexpected, misshapen or not finite.
   """
   check_arrays(network, arrays, image_size)
   params = {}

@@ -1,16 +1,8 @@
-"""A backbone by name: a frozen network with its weights, ready to be jitted.
-
-Modules bear timm's names: parameter `blocks.0/attn.qkv/kernel` of Flax is the
-transpose of timm's `blocks.0.attn.qkv.weight`.
-"""
+"""A backbone by name: a frozen network with its weights, ready to be jitted."""
 
 import dataclasses
 import functools
-import hashlib
 import pathlib
-import re
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +14,10 @@ from jaxtyping import Array, Float32, UInt8
 
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
-from oneshot_dp.extract import files
-from oneshot_dp.extract.backbones import norm_free, resnet_v2, vit
-from oneshot_dp.extract.backbones.google_names import in_timm_names
-from oneshot_dp.extract.backbones.names import named
+from oneshot_dp.extract.backbones import user_function
+from oneshot_dp.extract.backbones.family import FAMILIES, Family
+from oneshot_dp.extract.backbones.google_names import to_timm_names
+from oneshot_dp.extract.backbones.names import BackboneSpec, backbone_spec
 from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.extract.weights import (
   Arrays,
@@ -34,29 +26,26 @@ from oneshot_dp.extract.weights import (
   read_tensors,
 )
 
-# Each has network_of, name_of and fitted.
-FAMILIES: Any = {"vit": vit, "resnet_v2": resnet_v2, "norm_free": norm_free}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Backbone:
   """A frozen feature extractor.
 
   Attributes:
-    name: as it was asked for.
+    name: the name that it was loaded by.
     embedding: the layer that is read: "cls", "mean", "pooled" …
-    feature_dim: d.
-    preprocessing: what the images have gone through before `apply`, and the
-      mean and std that it applies.
+    feature_dim: d, the dimension of its embeddings.
+    preprocessing: how images are prepared; `apply` normalizes by its mean and
+      std, the rest is done before.
     weights_sha256: of the weights file; None for a function without one.
     code_sha256: of the Python file of a user's own function.
-    compute_dtype: of the matrix products; None where a user's function decides.
+    compute_dtype: of matrix products; None where a user's function decides.
     params: tree of arrays, on the host.
     apply: (params, uint8 images [b, s, s, 3]) to float32 embeddings [b, d];
-      pure, normalises, and treats every image alone.
-    network: the Flax module; None for a function.
+      pure, normalizes, and treats every image alone.
+    network: the Flax module; None for a user's function.
     timm: the architecture in timm, such as "vit_tiny_patch16_224", if any.
-    weights_path: the file of weights on this machine.
+    weights_path: the weights file on this machine.
   """
 
   name: str
@@ -74,9 +63,10 @@ class Backbone:
 
   @property
   def identity(self) -> dict[str, Any]:
-    """What makes its embeddings what they are, as JSON has it."""
-    preprocess = dataclasses.asdict(self.preprocessing)
-    preprocess |= {key: list(preprocess[key]) for key in ("mean", "std")}
+    """Everything that decides its embeddings, as plain JSON values."""
+    preprocess: dict[str, Any] = dataclasses.asdict(self.preprocessing)
+    for field in ("mean", "std"):
+      preprocess[field] = list(preprocess[field])
     return {
       "name": self.name,
       "layer": self.embedding,
@@ -93,27 +83,44 @@ class Backbone:
 def apply_function(
   network: Any, preprocessing: Preprocessing
 ) -> Callable[..., Any]:
-  """`Backbone.apply` of a module or of (params, normalised images) → [b, d].
+  """Returns `Backbone.apply` of a network.
 
-  Normalised is (x/255 − mean)/std, on the device.
+  Images are normalized on the device, by (x/255 − mean)/std.
+
+  Args:
+    network: a Flax module, or a function (params, normalized images) → [b, d].
+    preprocessing: has mean and std.
   """
-  mean, std = np.array(preprocessing.mean), np.array(preprocessing.std)
-  # Constants in float64 first: one rounding instead of four.
+  # The constants in float64 first: one rounding instead of four.
+  mean = np.array(preprocessing.mean)
+  std = np.array(preprocessing.std)
   scale = (1 / (255 * std)).astype(np.float32)
   shift = (-mean / std).astype(np.float32)
-  # Products of float32 are not rounded to fewer bits.
-  is_float32 = getattr(network, "compute_dtype", None) == "float32"
-  precision: Any = "highest" if is_float32 else None
+
+  def normalized(images: UInt8[Array, "b s s 3"]) -> Float32[Array, "..."]:
+    return jnp.asarray(images, jnp.float32) * scale + shift
+
+  if not isinstance(network, nn.Module):
+
+    def apply_user_function(
+      params: Any, images: UInt8[Array, "b s s 3"]
+    ) -> Float32[Array, "..."]:
+      return jnp.asarray(network(params, normalized(images)), jnp.float32)
+
+    return apply_user_function
+
+  # TPUs and GPUs would round float32 operands of a product to fewer bits.
+  precision: Any = None
+  module: Any = network
+  if module.compute_dtype == "float32":
+    precision = "highest"
 
   def apply(
     params: Any, images: UInt8[Array, "b s s 3"]
   ) -> Float32[Array, "..."]:
-    x = jnp.asarray(images, jnp.float32) * scale + shift
-    if not isinstance(network, nn.Module):
-      return jnp.asarray(network(params, x), jnp.float32)
+    x = normalized(images)
     with jax.default_matmul_precision(precision):
-      embeddings: Any = network.apply({"params": params}, x)
-    return embeddings
+      return module.apply({"params": params}, x)
 
   return apply
 
@@ -126,16 +133,25 @@ def load_backbone(
   compute_dtype: ComputeDtype | None = None,
   preprocess: PreprocessConfig = PreprocessConfig(),  # noqa: B008
 ) -> Backbone:
-  """A network with its weights in memory, fetched if need be, and checked.
+  """Loads a network and its weights, which are downloaded if need be.
 
   >>> backbone = load_backbone("glyph_vit")
   >>> backbone.feature_dim, backbone.preprocessing.image_size
   (128, 32)
 
-  Its arguments are as `ExtractConfig` has them. InputError: an unknown name;
-  weights that are missing or not those of the backbone; an image size or an
-  embedding that it does not have; a user's function that fails, or whose
-  embeddings depend on the other images. RunError: a download failed.
+  Args:
+    name: a name of `backbone_names()`, or FILE.py:FUNCTION.
+    weights: location of the weights; default: the published ones.
+    weights_sha256: the SHA-256 that the weights file must have.
+    embedding: the layer to read; default: the usual one of this network.
+    compute_dtype: of matrix products; default: float32 on a CPU, else bfloat16.
+    preprocess: changes to how images are prepared.
+
+  Raises:
+    InputError: an unknown name; weights that are missing or not those of the
+      backbone; an image size or an embedding that it does not have; a user's
+      function that fails, or whose embeddings depend on the other images.
+    RunError: a download failed.
   """
   if ".py:" in name:
     if embedding or compute_dtype:
@@ -143,39 +159,31 @@ def load_backbone(
         f"--backbone {escaped(name)} decides itself what it returns and how it"
         " computes: leave out --embedding and --compute-dtype."
       )
-    path = local_weights(weights, weights_sha256) if weights else None
-    return _user_function(name, path, Preprocessing().changed(preprocess))
-  row = named(name)
-  preprocessing = Preprocessing(**row.reference).changed(preprocess)
-  side, on_cpu = preprocessing.image_size, jax.default_backend() == "cpu"
-  compute_dtype = compute_dtype or ("float32" if on_cpu else "bfloat16")
-  if (place := weights or row.address) is None:
+    path = None
+    if weights:
+      path = local_weights(weights, weights_sha256)
+    return _load_user_function(name, path, Preprocessing().changed(preprocess))
+
+  spec = backbone_spec(name)
+  location = weights or spec.weights
+  if location is None:
     raise InputError(
       f"--backbone {name} has no weights that are published as plain arrays:"
       " give --weights, a path or an address of an npz or safetensors."
     )
-  path = local_weights(place, weights_sha256)
-  family = FAMILIES[row.family]
-  try:
-    arrays, sha256 = _read(path)
-    network = family.network_of(arrays, embedding or row.embedding)
-    if embedding not in (None, network.embedding):
-      raise ValueError(f"its only embedding is {network.embedding}")
-    looks = family.name_of(network)
-    if name not in (looks, looks.replace("vit_", "deit_"), "glyph_vit"):
-      raise ValueError(f"the weights look like {looks}")
-    network = network.clone(compute_dtype=compute_dtype, **row.unsaid)
-    params = flax_params(network, family.fitted(network, arrays, side), side)
-  except InputError:
-    raise
-  except (KeyError, IndexError, TypeError, ValueError) as error:
-    said = f"no array {error}" if isinstance(error, KeyError) else str(error)
-    said = escaped(said).replace("\n", "\\n")[:1000]
-    raise InputError(
-      f"--backbone {name}: {escaped(str(path))} does not fit: {said}."
-    ) from error
+  preprocessing = default_preprocessing(spec).changed(preprocess)
+  if compute_dtype is None:
+    compute_dtype = _default_compute_dtype()
+  path = local_weights(location, weights_sha256)
+  network, params, sha256 = _load_network(
+    spec, path, embedding, compute_dtype, preprocessing.image_size
+  )
   apply = apply_function(network, preprocessing)
+  side = preprocessing.image_size
   image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.uint8)
+  architecture = None
+  if spec.timm is not None:
+    architecture = spec.timm.partition(".")[0]
   return Backbone(
     name=name,
     embedding=network.embedding,
@@ -186,80 +194,140 @@ def load_backbone(
     params=params,
     apply=apply,
     network=network,
-    timm=row.timm and row.timm.partition(".")[0],
+    timm=architecture,
     weights_path=path,
   )
 
 
-def timm_tensors(backbone: Backbone) -> Arrays:
-  """The arrays of its weights as timm has them, float32, without classifier.
+def default_preprocessing(spec: BackboneSpec) -> Preprocessing:
+  """How images were prepared when the published weights were trained."""
+  return Preprocessing(
+    image_size=spec.image_size,
+    resize=spec.resize,
+    keep_aspect=spec.keep_aspect,
+    resample=spec.resample,
+    mean=spec.mean,
+    std=spec.std,
+  )
 
-  Position embeddings are those of its image size. InputError: timm has no such
-  network, or the file has changed since.
+
+def timm_tensors(backbone: Backbone) -> Arrays:
+  """Returns the weights of a backbone as timm has them, without a classifier.
+
+  Returns:
+    float32 arrays by timm's names; position embeddings are those of the
+    backbone's image size.
+
+  Raises:
+    InputError: timm has no such network, or the file has changed since it was
+      read.
   """
-  path, network = backbone.weights_path, backbone.network
-  if path is None or network is None or backbone.timm is None:
+  path = backbone.weights_path
+  if path is None or backbone.network is None or backbone.timm is None:
     raise InputError(f"--backbone {backbone.name} is no network that timm has.")
-  arrays, sha256 = _read(path)
+  spec = backbone_spec(backbone.name)
+  family = FAMILIES[spec.family]
+  arrays, sha256 = _read_without_classifier(path, family)
   if sha256 != backbone.weights_sha256:
     raise InputError(f"{escaped(str(path))} has changed since it was read.")
-  if isinstance(network, vit.ViT):
-    arrays = vit.fitted(network, arrays, backbone.preprocessing.image_size)
+  if spec.family == "vit":
+    side = backbone.preprocessing.image_size
+    arrays = family.adapt_weights(backbone.network, arrays, side)
   return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
-def _read(path: pathlib.Path) -> tuple[Arrays, str]:
-  """A file's arrays by timm's names, without what its labels were fitted to."""
+def _default_compute_dtype() -> ComputeDtype:
+  if jax.default_backend() == "cpu":
+    return "float32"
+  return "bfloat16"
+
+
+def _load_network(
+  spec: BackboneSpec,
+  path: pathlib.Path,
+  embedding: str | None,
+  compute_dtype: ComputeDtype,
+  image_size: int,
+) -> tuple[Any, dict[str, Any], str]:
+  """The network, its parameters, and the SHA-256 of the weights file.
+
+  InputError: the file is not of this backbone.
+  """
+  family = FAMILIES[spec.family]
+  try:
+    arrays, sha256 = _read_without_classifier(path, family)
+    network = family.infer_network(arrays, embedding or spec.embedding)
+    if embedding not in (None, network.embedding):
+      raise ValueError(f"its only embedding is {network.embedding}")
+    _check_name(spec.name, family.inferred_name(network))
+    network = network.clone(compute_dtype=compute_dtype, **spec.model_kwargs)
+    adapted = family.adapt_weights(network, arrays, image_size)
+    params = flax_params(network, adapted, image_size)
+  except InputError:
+    raise
+  except (KeyError, IndexError, TypeError, ValueError) as error:
+    message = str(error)
+    if isinstance(error, KeyError):
+      message = f"no array {error}"
+    message = escaped(message).replace("\n", "\\n")[:1000]
+    raise InputError(
+      f"--backbone {spec.name}: {escaped(str(path))} does not fit: {message}."
+    ) from error
+  return network, params, sha256
+
+
+def _check_name(name: str, inferred_name: str) -> None:
+  """ValueError: the weights are of another network than the named one.
+
+  DeiT's network is ViT's, and the glyph ViT is of no published size.
+  """
+  as_deit = inferred_name.replace("vit_", "deit_")
+  if name not in (inferred_name, as_deit, "glyph_vit"):
+    raise ValueError(f"the weights look like {inferred_name}")
+
+
+def _read_without_classifier(
+  path: pathlib.Path, family: Family
+) -> tuple[Arrays, str]:
+  """A file's arrays by timm's names, and the file's SHA-256."""
   arrays, sha256 = read_tensors(path)
   if any("/" in name for name in arrays):  # Google's
-    arrays = in_timm_names(arrays)
-  other = r"(head|head_dist)\..*|mask_token"
-  return {k: v for k, v in arrays.items() if not re.fullmatch(other, k)}, sha256
+    arrays = to_timm_names(arrays)
+  kept = {}
+  for name, array in arrays.items():
+    if not name.startswith(family.CLASSIFIER_WEIGHTS):
+      kept[name] = array
+  return kept, sha256
 
 
-def _user_function(
+def _load_user_function(
   name: str, weights: pathlib.Path | None, preprocessing: Preprocessing
 ) -> Backbone:
-  """A function (params, normalised images [b, s, s, 3]) → [b, d] of the user's.
+  """A function (params, normalized images [b, s, s, 3]) → [b, d] of the user's.
 
-  `params` are the arrays of the weights file by name, {} without one. It is
-  jitted: it must be pure, and treat every image alone, or one example would
-  move the rows of others, and the guarantee would be void. Modules that the
-  file imports are not hashed.
+  `params` are the arrays of the weights file by name, {} without one. The
+  function is jitted, so it must be pure.
   """
-  place, _, function = name.rpartition(":")
-  params, weights_sha256 = read_tensors(weights) if weights else ({}, None)
-  source = files.read_regular(place, most_bytes=2**24)
-  code_sha256 = hashlib.sha256(source).hexdigest()
-  # Under a name of its own among the modules: dataclasses, and so Flax, look
-  # there for the module of a class.
-  module = types.ModuleType(f"oneshot_dp_backbone_{code_sha256[:16]}")
-  sys.modules[module.__name__] = module
+  place, _, function_name = name.rpartition(":")
+  params: Arrays = {}
+  weights_sha256 = None
+  if weights is not None:
+    params, weights_sha256 = read_tensors(weights)
   try:
-    # Of the bytes that were hashed, not of the file at some later time.
-    exec(compile(source, place, "exec"), vars(module))
-    apply = apply_function(getattr(module, function), preprocessing)
-    side = preprocessing.image_size
-    images = jax.ShapeDtypeStruct((2, side, side, 3), jnp.uint8)
-    shape = jax.eval_shape(apply, params, images).shape
-    if len(shape) != 2 or shape[0] != 2:
-      raise ValueError(f"{list(shape)} for 2 images; it must give [b, d]")
-    # In one try: does the first embedding change with its neighbour?
-    rng, run = np.random.default_rng(0), jax.jit(apply)
-    batch = rng.integers(0, 256, images.shape, dtype=np.uint8)
-    both = [run(params, x)[0] for x in (batch, np.stack([batch[0], ~batch[0]]))]
-    if not np.allclose(*both, rtol=1e-4, atol=1e-6, equal_nan=True):
-      raise ValueError(
-        "an image's embedding depends on what else is in its batch: one example"
-        " could move the rows of others, and no epsilon would hold"
-      )
+    function, code_sha256 = user_function.load_function(place, function_name)
+    apply = apply_function(function, preprocessing)
+    feature_dim = user_function.check_function(apply, params, preprocessing)
+  except InputError:
+    raise
   except Exception as error:
-    said = escaped(" ".join(f"{type(error).__name__}: {error}".split()))[:500]
-    raise InputError(f"--backbone {escaped(name)}: {said}.") from error
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    raise InputError(
+      f"--backbone {escaped(name)}: {escaped(message)[:500]}."
+    ) from error
   return Backbone(
-    name=f"{pathlib.Path(place).name}:{function}",
+    name=f"{pathlib.Path(place).name}:{function_name}",
     embedding="what the function returns",
-    feature_dim=shape[1],
+    feature_dim=feature_dim,
     preprocessing=preprocessing,
     weights_sha256=weights_sha256,
     code_sha256=code_sha256,

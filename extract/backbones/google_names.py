@@ -1,4 +1,7 @@
-"""Google's names of arrays, of its npz of ViT, BiT and WRN, in timm's."""
+"""From Google's names and layouts of arrays to timm's.
+
+Google publishes ViT, BiT and WRN as npz files of Flax and Haiku parameters.
+"""
 
 import re
 from collections.abc import Mapping
@@ -7,84 +10,131 @@ import numpy as np
 
 from oneshot_dp.extract.weights import Arrays
 
-_HEADS = "MultiHeadDotProductAttention_[01]/"
-_BLOCK = r"Transformer/encoderblock_(?P<b>\d+)/"
-_UNIT = r"resnet/block(?P<s>[1-4])/unit(?P<u>\d+)/"
-_WRN = r"wide_res_net/Block_(?P<s>[1-3])_?"
-# Google's names but for their last part, and timm's: vision_transformer's and
-# big_vision's of ViT (which count the layers of a block differently),
-# big_transfer's of BiT, and jax_privacy's of WRN, which are named as BiT's.
+_ATTENTION = "MultiHeadDotProductAttention_[01]/"
+_BLOCK = r"Transformer/encoderblock_(?P<block>\d+)/"
+_UNIT = r"resnet/block(?P<stage>[1-4])/unit(?P<unit>\d+)/"
+_WRN = r"wide_res_net/Block_(?P<stage>[1-3])_?"
+
+# Google's names of modules as regular expressions, and timm's as templates:
+# vision_transformer's and big_vision's of ViT (which count the layers of a
+# block differently), big_transfer's of BiT, and jax_privacy's of WRN, for which
+# BiT's names are used.
 _MODULES = {
   "embedding": "patch_embed.proj",
-  f"{_BLOCK}LayerNorm_0": "blocks.{b}.norm1",
-  f"{_BLOCK}LayerNorm_[12]": "blocks.{b}.norm2",
-  f"{_BLOCK}{_HEADS}(query|key|value)": "blocks.{b}.attn.qkv",
-  f"{_BLOCK}{_HEADS}out": "blocks.{b}.attn.proj",
-  f"{_BLOCK}MlpBlock_[03]/Dense_0": "blocks.{b}.mlp.fc1",
-  f"{_BLOCK}MlpBlock_[03]/Dense_1": "blocks.{b}.mlp.fc2",
+  f"{_BLOCK}LayerNorm_0": "blocks.{block}.norm1",
+  f"{_BLOCK}LayerNorm_[12]": "blocks.{block}.norm2",
+  f"{_BLOCK}{_ATTENTION}(query|key|value)": "blocks.{block}.attn.qkv",
+  f"{_BLOCK}{_ATTENTION}out": "blocks.{block}.attn.proj",
+  f"{_BLOCK}MlpBlock_[03]/Dense_0": "blocks.{block}.mlp.fc1",
+  f"{_BLOCK}MlpBlock_[03]/Dense_1": "blocks.{block}.mlp.fc2",
   "Transformer/encoder_norm": "norm",
   "pre_logits": "pre_logits.fc",
   "head": "head",
   "resnet/root_block/standardized_conv2d": "stem.conv",
-  f"{_UNIT}(?P<l>[abc])/standardized_conv2d": "stages.{s}.blocks.{u}.conv{l}",
-  f"{_UNIT}(?P<l>[abc])/group_norm": "stages.{s}.blocks.{u}.norm{l}",
-  f"{_UNIT}a/proj/standardized_conv2d": "stages.{s}.blocks.{u}.downsample.conv",
+  f"{_UNIT}(?P<layer>[abc])/standardized_conv2d": (
+    "stages.{stage}.blocks.{unit}.conv{layer}"
+  ),
+  f"{_UNIT}(?P<layer>[abc])/group_norm": (
+    "stages.{stage}.blocks.{unit}.norm{layer}"
+  ),
+  f"{_UNIT}a/proj/standardized_conv2d": (
+    "stages.{stage}.blocks.{unit}.downsample.conv"
+  ),
   "resnet/group_norm": "norm",
   "wide_res_net/First_conv": "stem.conv",
-  rf"{_WRN}Conv_(?P<b>\d+)_(?P<p>[01])": "stages.{s}.blocks.{b}.conv{p}",
-  rf"{_WRN}norm_(?P<b>\d+)_(?P<p>[01])": "stages.{s}.blocks.{b}.norm{p}",
-  f"{_WRN}skip_conv": "stages.{s}.blocks.0.downsample.conv",
-  f"{_WRN}skip_norm": "stages.{s}.blocks.0.downsample.norm",
+  rf"{_WRN}Conv_(?P<block>\d+)_(?P<place>[01])": (
+    "stages.{stage}.blocks.{block}.conv{place}"
+  ),
+  rf"{_WRN}norm_(?P<block>\d+)_(?P<place>[01])": (
+    "stages.{stage}.blocks.{block}.norm{place}"
+  ),
+  f"{_WRN}skip_conv": "stages.{stage}.blocks.0.downsample.conv",
+  f"{_WRN}skip_norm": "stages.{stage}.blocks.0.downsample.norm",
   "wide_res_net/Final_norm": "norm",
   "resnet/head/conv2d|wide_res_net/Softmax": "head.fc",
 }
 _LEAVES = {
-  **dict.fromkeys(("kernel", "w", "scale", "gamma"), "weight"),
-  **dict.fromkeys(("b", "offset", "beta"), "bias"),
+  "kernel": "weight",
+  "w": "weight",
+  "scale": "weight",
+  "gamma": "weight",
+  "b": "bias",
+  "offset": "bias",
+  "beta": "bias",
 }
-_WHOLE = {
+_ARRAYS_OF_NO_MODULE = {
   "cls": "cls_token",
   "pos_embedding": "pos_embed",
   "Transformer/posembed_input/pos_embedding": "pos_embed",
 }
-_ADDED = {"s": -1, "u": -1, "b": 0, "p": 1}
-"""To the number in a name."""
+# Google counts stages and units from 1, and the two convolutions of a WRN's
+# block from 0; timm does the opposite.
+_COUNT_OFFSET = {"stage": -1, "unit": -1, "block": 0, "place": 1}
+_LAYER_NUMBER = {"a": "1", "b": "2", "c": "3"}
 
 
-def in_timm_names(arrays: Mapping[str, np.ndarray]) -> Arrays:
-  """Arrays of a file of Google's, renamed and in PyTorch's layout.
+def to_timm_names(arrays: Mapping[str, np.ndarray]) -> Arrays:
+  """Renames the arrays of one of Google's files, and transposes kernels.
 
-  A name that is unknown stays, to be refused later. ValueError: the arrays have
-  no such shapes as Google's.
+  Args:
+    arrays: by Google's names; kernels have their outputs last.
+
+  Returns:
+    The arrays by timm's names; kernels have their outputs first, and query, key
+    and value are one array. Unknown names stay, to be refused later.
+
+  Raises:
+    ValueError: the shapes are not Google's.
   """
   parts: dict[str, list[np.ndarray]] = {}
-  # Query before key before value.
-  for name in sorted(arrays, key=lambda n: ("/value/" in n, "/key/" in n)):
-    parts.setdefault(_renamed(name), []).append(_in_pytorch(name, arrays[name]))
-  return {
-    name: np.concatenate(found) if len(found) > 1 else found[0]
-    for name, found in parts.items()
-  }
+  for name in sorted(arrays, key=_query_key_value_order):
+    part = _to_pytorch_layout(name, arrays[name])
+    parts.setdefault(_timm_name(name), []).append(part)
+  renamed = {}
+  for name, pieces in parts.items():
+    if len(pieces) == 1:
+      renamed[name] = pieces[0]
+    else:
+      renamed[name] = np.concatenate(pieces)
+  return renamed
 
 
-def _renamed(name: str) -> str:
+def _query_key_value_order(name: str) -> int:
+  """Sorts the parts of one of timm's `qkv` arrays into their order in it."""
+  if "/value/" in name:
+    return 2
+  if "/key/" in name:
+    return 1
+  return 0
+
+
+def _timm_name(name: str) -> str:
   module, _, leaf = name.rpartition("/")
-  for pattern, timm in _MODULES.items():
-    if match := re.fullmatch(pattern, module):
-      numbers = {
-        key: "_abc".index(text) if key == "l" else int(text) + _ADDED[key]
-        for key, text in match.groupdict().items()
-      }
-      return f"{timm.format(**numbers)}.{_LEAVES.get(leaf, leaf)}"
-  return _WHOLE.get(name, name)
+  for pattern, template in _MODULES.items():
+    match = re.fullmatch(pattern, module)
+    if match:
+      numbers = {}
+      for field, text in match.groupdict().items():
+        if field == "layer":
+          numbers[field] = _LAYER_NUMBER[text]
+        else:
+          numbers[field] = str(int(text) + _COUNT_OFFSET[field])
+      return f"{template.format(**numbers)}.{_LEAVES.get(leaf, leaf)}"
+  return _ARRAYS_OF_NO_MODULE.get(name, name)
 
 
-def _in_pytorch(name: str, array: np.ndarray) -> np.ndarray:
-  """Heads of attention side by side in one axis; a kernel's outputs first."""
+def _to_pytorch_layout(name: str, array: np.ndarray) -> np.ndarray:
+  """Joins the axes of attention heads, and puts a kernel's outputs first."""
   is_kernel = name.endswith(("/kernel", "/w"))
   if "DotProductAttention" in name:
-    joined = (-1, array.shape[-1]) if "/out/" in name else (len(array), -1)
-    array = array.reshape(joined if is_kernel else -1)
+    if not is_kernel:
+      array = array.reshape(-1)
+    elif "/out/" in name:  # [heads, dim, width]
+      array = array.reshape(-1, array.shape[-1])
+    else:  # [width, heads, dim]
+      array = array.reshape(len(array), -1)
   if not is_kernel:
     return array
-  return array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
+  if array.ndim == 4:
+    return array.transpose(3, 2, 0, 1)
+  return array.T

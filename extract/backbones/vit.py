@@ -22,47 +22,60 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Float, Float32
 from PIL import Image
 
 from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.weights import Arrays, Images
 
 Tokens = Float32[Array, "b t width"]
-_TOKENS = ("cls_token", "dist_token", "reg_token")
-_READ = {
-  **{"map": "attn_pool", "cls": "cls_token", "mean": "norm"},
+
+CLASSIFIER_WEIGHTS: tuple[str, ...] = ("head.", "head_dist.", "mask_token")
+_PREFIX_TOKENS = ("cls_token", "dist_token", "reg_token")
+# The module or token that an embedding needs; the preferred embedding first.
+_NEEDED_BY_EMBEDDING = {
+  "map": "attn_pool",
+  "cls": "cls_token",
+  "mean": "norm",
   "pre_logits": "pre_logits",
 }
-"""By embedding, the usual one first, the module or token that it needs."""
-_HEADS = {1152: 16, 1280: 16}
-"""By width, where it is not a head for every 64."""
-_SIZES = {
-  **{(192, 12): "ti", (384, 12): "s", (768, 12): "b", (1024, 24): "l"},
-  **{(1280, 32): "h", (1152, 27): "so400m", (1536, 40): "g"},
+# By width, where there is not one attention head for every 64 channels.
+_HEADS_BY_WIDTH = {1152: 16, 1280: 16}
+# By (width, depth).
+_SIZE_NAMES = {
+  (192, 12): "ti",
+  (384, 12): "s",
+  (768, 12): "b",
+  (1024, 24): "l",
+  (1280, 32): "h",
+  (1152, 27): "so400m",
+  (1536, 40): "g",
 }
-# By the two-pass formula.
+# The variance by the two-pass formula, which keeps its digits where the mean is
+# large.
 layer_norm = functools.partial(
   nn.LayerNorm, epsilon=1e-6, dtype=jnp.float32, use_fast_variance=False
 )
 
 
 class ViT(nn.Module):
-  """Images to embeddings.
+  """A Vision Transformer, from normalized images to embeddings.
 
   Attributes:
-    width, depth, hidden: of the tokens, blocks, units of a block's MLP.
-    patch: side of a patch, pixels; what fills no patch, to the right and below,
-      is left out.
-    heads: of attention.
-    tokens: name and number of the tokens in front of the patches'.
-    token_positions: whether those have position embeddings too.
+    width: channels of a token.
+    depth: number of blocks.
+    hidden: units of a block's MLP.
+    patch: side of a patch in pixels. Pixels at the right and lower border that
+      fill no patch are ignored.
+    heads: attention heads.
+    tokens: names and numbers of the tokens in front of the patches.
+    token_positions: whether these have position embeddings, too.
     mlp: "gelu" (exact), "gelu_tanh", or "swiglu", the gate silu(a)·b.
     layer_scale: whether each branch is scaled before it is added.
     embedding: what is read after the last LayerNorm. "cls": the class token;
       "mean": the mean of the patch tokens; "pre_logits": the class token
       through a dense layer and tanh; "map": attention pooling of all tokens.
-    compute_dtype: of the matrix products.
+    compute_dtype: dtype of matrix products.
   """
 
   width: int
@@ -79,48 +92,78 @@ class ViT(nn.Module):
 
   @nn.compact
   def __call__(self, images: Images) -> Float32[Array, "b d"]:
-    dtype, zeros = jnp.dtype(self.compute_dtype), nn.initializers.zeros
-    mlp = functools.partial(two_layers, self.hidden, self.mlp, dtype)
-    batch, grid = len(images), images.shape[1] // self.patch
-    x = images[:, : grid * self.patch, : grid * self.patch]
-    x = x.reshape(batch, grid, self.patch, grid, self.patch, 3).swapaxes(2, 3)
-    x = nn.DenseGeneral(
-      self.width, axis=(3, 4, 5), name="patch_embed.proj", dtype=dtype
-    )(x).reshape(batch, grid**2, self.width)
+    dtype = jnp.dtype(self.compute_dtype)
+    mlp = functools.partial(Mlp, self.hidden, self.mlp, dtype)
+    x = self._add_positions(self._prepend_tokens(self._embed_patches(images)))
 
-    in_front = [
-      jnp.repeat(self.param(name, zeros, (1, n, self.width)), batch, axis=0)
-      for name, n in self.tokens
-    ]
-    x = jnp.concatenate([*in_front, x.astype(jnp.float32)], axis=1)
-    number = x.shape[1] - grid**2
-    bare = 0 if self.token_positions else number
-    shape = 1, x.shape[1] - bare, self.width
-    positions = self.param("pos_embed", zeros, shape)
-    x = x + jnp.pad(positions, ((0, 0), (bare, 0), (0, 0)))
-
-    leading = 1 if self.embedding in ("cls", "pre_logits") else None
-    for i in range(self.depth):
-      scaled, last = self.layer_scale, i == self.depth - 1
-      block = Block(self.heads, mlp, scaled, dtype, name=f"blocks.{i}")
-      x = block(x, leading if last else None)
+    # Of the last block nothing but the class token is computed if nothing else
+    # is read.
+    for index in range(self.depth):
+      num_outputs = None
+      if index == self.depth - 1 and self.embedding in ("cls", "pre_logits"):
+        num_outputs = 1
+      block = Block(
+        self.heads, mlp, self.layer_scale, dtype, name=f"blocks.{index}"
+      )
+      x = block(x, num_outputs)
     x = layer_norm(name="norm")(x)
+
     match self.embedding:
       case "map":
         return AttentionPooling(self.heads, mlp, dtype, name="attn_pool")(x)
       case "mean":
-        return x[:, number:].mean(axis=1)
+        return x[:, self.num_prefix_tokens :].mean(axis=1)
       case "pre_logits":
         dense = nn.Dense(self.width, dtype=dtype, name="pre_logits.fc")
         return nn.tanh(dense(x[:, 0])).astype(jnp.float32)
-    return x[:, 0]
+      case _:
+        return x[:, 0]
+
+  @property
+  def num_prefix_tokens(self) -> int:
+    """Tokens in front of the patches'."""
+    return sum(number for _, number in self.tokens)
+
+  def _embed_patches(self, images: Images) -> Tokens:
+    """One token for each patch, row by row."""
+    batch = len(images)
+    grid = images.shape[1] // self.patch
+    side = grid * self.patch
+    x = images[:, :side, :side]
+    x = x.reshape(batch, grid, self.patch, grid, self.patch, 3).swapaxes(2, 3)
+    project = nn.DenseGeneral(
+      self.width,
+      axis=(3, 4, 5),
+      name="patch_embed.proj",
+      dtype=jnp.dtype(self.compute_dtype),
+    )
+    x = project(x).reshape(batch, grid**2, self.width)
+    return x.astype(jnp.float32)
+
+  def _prepend_tokens(self, x: Tokens) -> Tokens:
+    """Puts the learned tokens in front of the patches'."""
+    parts = []
+    for name, number in self.tokens:
+      shape = (1, number, self.width)
+      token = self.param(name, nn.initializers.zeros, shape)
+      parts.append(jnp.repeat(token, len(x), axis=0))
+    return jnp.concatenate([*parts, x], axis=1)
+
+  def _add_positions(self, x: Tokens) -> Tokens:
+    """Adds the learned position embeddings, to patches or to all tokens."""
+    without = self.num_prefix_tokens
+    if self.token_positions:
+      without = 0
+    shape = (1, x.shape[1] - without, self.width)
+    positions = self.param("pos_embed", nn.initializers.zeros, shape)
+    return x + jnp.pad(positions, ((0, 0), (without, 0), (0, 0)))
 
 
 class Block(nn.Module):
-  """Attention and MLP, each added to what goes in; LayerNorm before both.
+  """Attention and MLP, each after a LayerNorm and beside a residual.
 
-  With `leading` only that many tokens from the front come out, and only for
-  them is anything but queries, keys and values computed.
+  With `num_outputs` only that many tokens from the front are returned, and only
+  for them is anything but keys and values computed.
   """
 
   heads: int
@@ -130,25 +173,37 @@ class Block(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: Tokens, leading: int | None
+    self, x: Tokens, num_outputs: int | None
   ) -> Float32[Array, "b out width"]:
     width = x.shape[-1]
-
-    def scaled(name: str, branch: Array) -> Array:
-      if self.layer_scale:
-        branch *= self.param(name, nn.initializers.ones, (width,))
-      return branch
-
     qkv = nn.Dense(3 * width, name="attn.qkv", dtype=self.dtype)
     q, k, v = jnp.split(qkv(layer_norm(name="norm1")(x)), 3, axis=-1)
-    mixed = attention(q[:, :leading], k, v, self.heads, self.dtype)
+    mixed = attention(q[:, :num_outputs], k, v, self.heads, self.dtype)
     mixed = nn.Dense(width, name="attn.proj", dtype=self.dtype)(mixed)
-    x = x[:, :leading] + scaled("ls1.gamma", mixed)
-    return x + scaled("ls2.gamma", self.mlp(layer_norm(name="norm2")(x)))
+    x = x[:, :num_outputs] + self._scale("ls1.gamma", mixed)
+    hidden = self.mlp(name="mlp")(layer_norm(name="norm2")(x))
+    return x + self._scale("ls2.gamma", hidden)
+
+  def _scale(self, name: str, branch: Array) -> Array:
+    """LayerScale, where the network has it."""
+    if not self.layer_scale:
+      return branch
+    return branch * self.param(name, nn.initializers.ones, branch.shape[-1:])
 
 
 def attention(q: Array, k: Array, v: Array, heads: int, dtype: Any) -> Array:
-  """softmax(q kᵀ/√dim) v by heads, in float32: q [b, q, w]; k, v [b, t, w]."""
+  """Multi-head attention, softmax(q kᵀ/√dim) v, accumulated in float32.
+
+  Args:
+    q: queries [b, q, width].
+    k: keys [b, t, width].
+    v: values [b, t, width].
+    heads: number of heads, of dim = width / heads each.
+    dtype: of the products.
+
+  Returns:
+    [b, q, width].
+  """
   dim = q.shape[-1] // heads
   matmul = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
@@ -162,16 +217,24 @@ def attention(q: Array, k: Array, v: Array, heads: int, dtype: Any) -> Array:
   return mixed.reshape(q.shape)
 
 
-def two_layers(hidden: int, kind: str, dtype: Any, x: Array) -> Array:
-  """The MLP of a block, with GELU or a gate in between: [b, t, width]."""
-  width, gated = x.shape[-1], kind == "swiglu"
-  x = nn.Dense(hidden * (1 + gated), name="mlp.fc1", dtype=dtype)(x)
-  if gated:
-    gate, value = jnp.split(x, 2, axis=-1)
-    x = nn.silu(gate) * value
-  else:
-    x = nn.gelu(x, approximate=kind == "gelu_tanh")
-  return nn.Dense(width, name="mlp.fc2", dtype=dtype)(x)
+class Mlp(nn.Module):
+  """The MLP of a block: two dense layers with GELU or a gate in between."""
+
+  hidden: int
+  kind: str
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    width = x.shape[-1]
+    if self.kind == "swiglu":
+      x = nn.Dense(2 * self.hidden, name="fc1", dtype=self.dtype)(x)
+      gate, value = jnp.split(x, 2, axis=-1)
+      x = nn.silu(gate) * value
+    else:
+      x = nn.Dense(self.hidden, name="fc1", dtype=self.dtype)(x)
+      x = nn.gelu(x, approximate=self.kind == "gelu_tanh")
+    return nn.Dense(width, name="fc2", dtype=self.dtype)(x)
 
 
 class AttentionPooling(nn.Module):
@@ -191,69 +254,136 @@ class AttentionPooling(nn.Module):
     k, v = jnp.split(kv, 2, axis=-1)
     x = attention(q, k, v, self.heads, self.dtype)
     x = nn.Dense(width, name="proj", dtype=self.dtype)(x).astype(jnp.float32)
-    return (x + self.mlp(layer_norm(name="norm")(x)))[:, 0]
+    return (x + self.mlp(name="mlp")(layer_norm(name="norm")(x)))[:, 0]
 
 
-def network_of(arrays: Arrays, embedding: str | None) -> ViT:
-  """The network of a file in timm's names, in float32.
+def infer_network(arrays: Arrays, embedding: str | None) -> ViT:
+  """Returns the network that a weights file belongs to; see `Family`.
 
-  No name or shape says the number of heads (the published one is taken) nor
-  which GELU (the exact one). The usual embedding is attention pooling where
-  there is any, else the class token, else the mean. KeyError, ValueError,
-  IndexError: it is no Vision Transformer, or has no such embedding.
+  Neither a name nor a shape tells the number of heads (the published one for
+  this width is taken) or which GELU (the exact one). The default embedding is
+  attention pooling if there is any, else the class token, else the mean.
   """
   width, _, patch, _ = arrays["patch_embed.proj.weight"].shape
   hidden = arrays["blocks.0.mlp.fc2.weight"].shape[1]
-  gated = len(arrays["blocks.0.mlp.fc1.bias"]) == 2 * hidden
-  rows = arrays["pos_embed"].shape[1]
-  tokens = tuple((n, arrays[n].shape[1]) for n in _TOKENS if n in arrays)
-  in_front = sum(number for _, number in tokens)
-  square = [n > 0 and math.isqrt(n) ** 2 == n for n in (rows, rows - in_front)]
-  if not any(square):
-    raise ValueError(f"positions of {rows} tokens are no square of patches")
-  depth = len({n.split(".")[1] for n in arrays if n.startswith("blocks.")})
-  there = {name.partition(".")[0] for name in arrays}
-  choices = [e for e, needed in _READ.items() if needed in there]
-  embedding = embedding or choices[0]
-  if embedding not in choices:
-    raise ValueError(f"embedding {embedding!a} is none of {', '.join(choices)}")
+  mlp = "gelu"
+  if len(arrays["blocks.0.mlp.fc1.bias"]) == 2 * hidden:
+    mlp = "swiglu"
+  block_indices = set()
+  for name in arrays:
+    if name.startswith("blocks."):
+      block_indices.add(name.split(".")[1])
+  tokens = []
+  for name in _PREFIX_TOKENS:
+    if name in arrays:
+      tokens.append((name, arrays[name].shape[1]))
   return ViT(
     width=width,
-    depth=depth,
+    depth=len(block_indices),
     hidden=hidden,
     patch=patch,
-    heads=_HEADS.get(width, max(1, width // 64)),
-    tokens=tokens,
-    token_positions=not square[0],
-    mlp="swiglu" if gated else "gelu",
+    heads=_HEADS_BY_WIDTH.get(width, max(1, width // 64)),
+    tokens=tuple(tokens),
+    token_positions=_tokens_have_positions(arrays, tokens),
+    mlp=mlp,
     layer_scale="blocks.0.ls1.gamma" in arrays,
-    embedding=embedding,
+    embedding=choose_embedding(arrays, embedding),
   )
 
 
-def name_of(network: ViT) -> str:
-  """The name of a network of this kind and size."""
-  names, size = dict(network.tokens), (network.width, network.depth)
-  kind = "dinov2" if network.layer_scale else "vit" if names else "siglip"
-  kind += "_reg" * ("reg_token" in names)
-  kind = "deit_distilled" if "dist_token" in names else kind
-  return f"{kind}_{_SIZES.get(size, size)}{network.patch}"
+def _tokens_have_positions(
+  arrays: Arrays, tokens: list[tuple[str, int]]
+) -> bool:
+  """Whether positions are of patches alone, or of the tokens before them, too.
 
-
-def fitted(network: ViT, arrays: Arrays, image_size: int) -> Arrays:
-  """The arrays that the embedding needs, with positions for the image size.
-
-  By Pillow's bicubic filter, which is that of timm: the bits do not depend on
-  the device.
+  The patches are a square, so the number of positions decides.
   """
-  if not (side := image_size // network.patch):
+  positions = arrays["pos_embed"].shape[1]
+  num_tokens = sum(number for _, number in tokens)
+  if _is_square(positions):
+    return False
+  if _is_square(positions - num_tokens):
+    return True
+  raise ValueError(f"positions of {positions} tokens are no square of patches")
+
+
+def _is_square(number: int) -> bool:
+  return number > 0 and math.isqrt(number) ** 2 == number
+
+
+def choose_embedding(arrays: Arrays, embedding: str | None) -> str:
+  """The embedding that is asked for, or the first one that the weights have.
+
+  Raises:
+    ValueError: the weights do not have it.
+  """
+  modules = {name.partition(".")[0] for name in arrays}
+  choices = []
+  for choice, needed in _NEEDED_BY_EMBEDDING.items():
+    if needed in modules:
+      choices.append(choice)
+  if embedding is None:
+    return choices[0]
+  if embedding not in choices:
+    raise ValueError(f"embedding {embedding!a} is none of {', '.join(choices)}")
+  return embedding
+
+
+def inferred_name(network: ViT) -> str:
+  """Returns the backbone name of a network of this kind and size."""
+  names = {name for name, _ in network.tokens}
+  if "dist_token" in names:
+    kind = "deit_distilled"
+  elif network.layer_scale:
+    kind = "dinov2"
+  elif names:
+    kind = "vit"
+  else:
+    kind = "siglip"
+  if "reg_token" in names:
+    kind += "_reg"
+  size = (network.width, network.depth)
+  return f"{kind}_{_SIZE_NAMES.get(size, size)}{network.patch}"
+
+
+def adapt_weights(network: ViT, arrays: Arrays, image_size: int) -> Arrays:
+  """Returns the arrays that are read, with positions for the image size.
+
+  Positions are resized by Pillow's bicubic filter, which is that of timm, on
+  the host: their bits do not depend on the device.
+
+  Raises:
+    ValueError: the image size is smaller than a patch.
+  """
+  grid_side = image_size // network.patch
+  if grid_side == 0:
     raise ValueError(f"image size {image_size} is below a patch's")
-  unread = {_READ[e] for e in ("map", "pre_logits") if e != network.embedding}
-  kept = {k: v for k, v in arrays.items() if k.split(".")[0] not in unread}
-  number = sum(n for _, n in network.tokens) * network.token_positions
-  in_front, grid = np.split(kept["pos_embed"], [number], axis=1)
-  old, bicubic = math.isqrt(grid.shape[1]), Image.Resampling.BICUBIC
-  planes = grid[0].T.astype(np.float32, order="C").reshape(-1, old, old)
-  resized = [Image.fromarray(p).resize((side, side), bicubic) for p in planes]
-  grid = np.stack([np.asarray(plane).ravel() for plane in resized], axis=-1)
-  return kept | {"pos_embed": np.concatenate([in_front, grid[None]], axis=1)}
+  unread_modules = set()
+  for embedding in ("map", "pre_logits"):
+    if embedding != network.embedding:
+      unread_modules.add(_NEEDED_BY_EMBEDDING[embedding])
+  adapted = {}
+  for name, array in arrays.items():
+    if name.split(".")[0] not in unread_modules:
+      adapted[name] = array
+  num_tokens = 0
+  if network.token_positions:
+    num_tokens = network.num_prefix_tokens
+  token_positions, grid = np.split(adapted["pos_embed"], [num_tokens], axis=1)
+  grid = _resize_positions(grid, grid_side)
+  adapted["pos_embed"] = np.concatenate([token_positions, grid], axis=1)
+  return adapted
+
+
+def _resize_positions(
+  grid: Float[np.ndarray, "1 patches width"], side: int
+) -> Float32[np.ndarray, "1 resized width"]:
+  """Resizes a square of position embeddings, one channel at a time."""
+  old_side = math.isqrt(grid.shape[1])
+  channels = grid[0].T.astype(np.float32, order="C")
+  resized = []
+  for channel in channels.reshape(-1, old_side, old_side):
+    image = Image.fromarray(channel)
+    image = image.resize((side, side), Image.Resampling.BICUBIC)
+    resized.append(np.asarray(image).ravel())
+  return np.stack(resized, axis=-1)[None]

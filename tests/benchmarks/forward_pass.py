@@ -21,8 +21,9 @@ import numpy as np
 import timm
 import torch
 
-from oneshot_dp.extract.backbones.backbone import FAMILIES, apply_function
-from oneshot_dp.extract.backbones.names import named
+from oneshot_dp.extract.backbones.backbone import apply_function
+from oneshot_dp.extract.backbones.family import FAMILIES
+from oneshot_dp.extract.backbones.names import backbone_spec
 from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.extract.weights import flax_params
 
@@ -41,7 +42,7 @@ def main() -> None:
   on_gpu = device.platform == "gpu"
   batch = 256 if on_gpu else 16
   for name in args.names:
-    tag = named(name).timm
+    tag = backbone_spec(name).timm
     assert tag is not None, f"timm has no {name}"
     model = timm.create_model(tag.partition(".")[0], num_classes=0).eval()
     runs = {
@@ -62,13 +63,13 @@ def main() -> None:
 
 
 def ours(name: str, model: Any, batch: int, on_gpu: bool) -> Run:
-  row = named(name)
+  row = backbone_spec(name)
   family = FAMILIES[row.family]
   arrays = {k: v.numpy() for k, v in model.state_dict().items()}
-  network = family.network_of(arrays, row.embedding).clone(
-    compute_dtype="bfloat16" if on_gpu else "float32", **row.unsaid
+  network = family.infer_network(arrays, row.embedding).clone(
+    compute_dtype="bfloat16" if on_gpu else "float32", **row.model_kwargs
   )
-  arrays = family.fitted(network, arrays, SIDE)
+  arrays = family.adapt_weights(network, arrays, SIDE)
   params = jax.device_put(flax_params(network, arrays, SIDE))
   rng = np.random.default_rng(0)
   images = rng.integers(0, 256, (batch, SIDE, SIDE, 3), np.uint8)

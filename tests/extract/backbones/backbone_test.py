@@ -13,16 +13,17 @@ import safetensors.numpy
 from oneshot_dp.configs.extract_config import PreprocessConfig
 from oneshot_dp.extract.backbones.backbone import (
   Backbone,
+  default_preprocessing,
   load_backbone,
   timm_tensors,
 )
-from oneshot_dp.extract.backbones.names import backbone_names, named
+from oneshot_dp.extract.backbones.names import backbone_names, backbone_spec
 from oneshot_dp.extract.images import Preprocessing, resize_and_crop
 from tests.extract.backbones import drawn
 from tests.extract.refusals import refused
 
 SMALL = PreprocessConfig(image_size=32)
-GLYPHS = pathlib.Path(named("glyph_vit").address or "")
+GLYPHS = pathlib.Path(backbone_spec("glyph_vit").weights or "")
 GOOGLE = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/"
 
 
@@ -182,11 +183,11 @@ SIZES = {
 
 def test_a_name_says_where_weights_are_and_how_images_are_shown():
   for name in backbone_names():
-    row = named(name)
+    row = backbone_spec(name)
     address = f"hf://timm/{row.timm}@main/model.safetensors"
-    assert row.address == address or name in ("wrn_28_10", "glyph_vit")
+    assert row.weights == address or name in ("wrn_28_10", "glyph_vit")
   for name, size in SIZES.items():
-    shown = Preprocessing(**named(name).reference)
+    shown = default_preprocessing(backbone_spec(name))
     assert (shown.image_size, shown.resize) == size
     bilinear = name.startswith(("bit", "wrn"))
     assert shown.resample == ("bilinear" if bilinear else "bicubic")
@@ -202,4 +203,4 @@ def test_other_names_mean_no_network():
     *("wrn_17_4", "vit_b16\n", "", "vit-b16", "\x1b[31m"),
   ):
     with refused("--backbone '.*' is unknown"):
-      named(name)
+      backbone_spec(name)

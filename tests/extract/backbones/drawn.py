@@ -15,13 +15,13 @@ import math
 import pathlib
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from oneshot_dp.extract.backbones.backbone import FAMILIES
-from oneshot_dp.extract.backbones.google_names import in_timm_names
+from oneshot_dp.extract.backbones.family import FAMILIES
+from oneshot_dp.extract.backbones.google_names import to_timm_names
 from oneshot_dp.extract.weights import flax_params
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -31,13 +31,13 @@ OUTPUTS = {
   for key, array in np.load(GOLDEN / file).items()
   if "last" not in key
 }
-# All of a file but the network's parts, of whose repeated ones the first stays.
-BESIDES = (
+# What a network with the first block of each stage alone does not have.
+OMITTED_FROM_SHORT_NETWORK = (
   r"head|mask_token|blocks\.([1-9]|\d\d)\."
   r"|stages\.\d\.(blocks\.)?([1-9]|\d\d)\."
 )
 # XLA's options for small networks: to compile takes longer than to run.
-SOON: Any = {
+FAST_COMPILE: Any = {
   "xla_backend_optimization_level": 0,
   "xla_cpu_use_fusion_emitters": False,
 }
@@ -67,11 +67,11 @@ def layouts() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def published() -> Iterator[tuple[str, str, dict[str, list[int]]]]:
   """Name, "timm" or "npz", and shapes of every file."""
-  of_vit, of_conv = layouts()
-  for key, shapes in of_vit.items():
+  vit_layouts, conv_layouts = layouts()
+  for key, shapes in vit_layouts.items():
     if key.startswith("published"):
       yield key.split("/")[2], "timm", shapes
-  for name, files in of_conv["published"].items():
+  for name, files in conv_layouts["published"].items():
     for kind, shapes in files.items():
       yield name, kind, shapes
 
@@ -82,7 +82,8 @@ def vit_weights(key: str) -> dict[str, np.ndarray]:
 
 def conv_weights(case: str, layout: str = "timm") -> dict[str, np.ndarray]:
   """Weights of a small network; kernels are far from standardised."""
-  rng, weights = np.random.default_rng(0), {}
+  rng = np.random.default_rng(0)
+  weights = {}
   tiny = layouts()[1]["tiny"][case]
   for name in sorted(tiny["timm"]):
     shape = tuple(tiny["timm"][name])
@@ -98,12 +99,13 @@ def conv_weights(case: str, layout: str = "timm") -> dict[str, np.ndarray]:
     weights[name] = np.asarray(array, np.float32)
   if layout == "timm":
     return weights
-  return {
-    other: weights[name].transpose(2, 3, 1, 0)
-    if weights[name].ndim == 4
-    else weights[name]
-    for other, name in tiny[layout].items()
-  }
+  renamed = {}
+  for other, name in tiny[layout].items():
+    array = weights[name]
+    if array.ndim == 4:
+      array = array.transpose(2, 3, 1, 0)
+    renamed[other] = array
+  return renamed
 
 
 def wrn_weights(depth: int, width: int) -> dict[str, np.ndarray]:
@@ -111,13 +113,20 @@ def wrn_weights(depth: int, width: int) -> dict[str, np.ndarray]:
 
   Kernels far from standardised, one of them so small that the floor acts.
   """
-  rng, arrays = np.random.default_rng(depth), {}
+  rng = np.random.default_rng(depth)
+  arrays = {}
 
   def put(name: str, leaves: str, *shape: int) -> None:
     for leaf in leaves.split():
-      scale, mean = 0.2, float(leaf in ("gain", "scale"))
-      if leaf == "w":
-        scale, mean = (1e-3, 0.0) if "Block_2_skip" in name else (0.3, 0.1)
+      scale = 0.2
+      mean = 0.0
+      if leaf in ("gain", "scale"):
+        mean = 1.0
+      elif leaf == "w" and "Block_2_skip" in name:
+        scale = 1e-3
+      elif leaf == "w":
+        scale = 0.3
+        mean = 0.1
       array = rng.normal(mean, scale, shape).astype(np.float32)
       arrays[f"wide_res_net/{name}/{leaf}"] = array
 
@@ -142,38 +151,116 @@ def wrn_weights(depth: int, width: int) -> dict[str, np.ndarray]:
   return arrays
 
 
-def built(key: str, **changes: Any) -> tuple[Any, Any, np.ndarray]:
-  """A small network by its key of `OUTPUTS`, its parameters, and two images."""
-  family, embedding, rng = "resnet_v2", None, np.random.default_rng
+class GoogleViTLayout(NamedTuple):
+  """How one of Google's programs counts the layers of a block."""
+
+  attention: int
+  mlp: int
+  second_norm: int
+  positions: str
+
+
+def google_vit_arrays(
+  arrays: dict[str, np.ndarray], layout: GoogleViTLayout
+) -> dict[str, np.ndarray]:
+  """timm's arrays of the small ViT as Google's programs save them."""
+  heads, dim, width = 4, 8, 32
+  google = {"cls": arrays["cls_token"], layout.positions: arrays["pos_embed"]}
+  modules = {
+    "patch_embed.proj": "embedding",
+    "norm": "Transformer/encoder_norm",
+    "head": "head",
+  }
+  for index in range(2):
+    timm = f"blocks.{index}"
+    block = f"Transformer/encoderblock_{index}"
+    attention = f"{block}/MultiHeadDotProductAttention_{layout.attention}"
+    modules[f"{timm}.norm1"] = f"{block}/LayerNorm_0"
+    modules[f"{timm}.norm2"] = f"{block}/LayerNorm_{layout.second_norm}"
+    modules[f"{timm}.mlp.fc1"] = f"{block}/MlpBlock_{layout.mlp}/Dense_0"
+    modules[f"{timm}.mlp.fc2"] = f"{block}/MlpBlock_{layout.mlp}/Dense_1"
+    modules[f"{timm}.attn.proj"] = f"{attention}/out"
+    weights = np.split(arrays[f"{timm}.attn.qkv.weight"], 3)
+    biases = np.split(arrays[f"{timm}.attn.qkv.bias"], 3)
+    for part, weight, bias in zip(
+      ("query", "key", "value"), weights, biases, strict=True
+    ):
+      google[f"{attention}/{part}/kernel"] = weight.T.reshape(width, heads, dim)
+      google[f"{attention}/{part}/bias"] = bias.reshape(heads, dim)
+  for timm, module in modules.items():
+    weight = arrays[f"{timm}.weight"]
+    google[f"{module}/bias"] = arrays[f"{timm}.bias"]
+    if weight.ndim == 1:
+      google[f"{module}/scale"] = weight
+    elif weight.ndim == 4:
+      google[f"{module}/kernel"] = weight.transpose(2, 3, 1, 0)
+    elif module.endswith("/out"):
+      google[f"{module}/kernel"] = weight.T.reshape(heads, dim, width)
+    else:
+      google[f"{module}/kernel"] = weight.T
+  return google
+
+
+def build(key: str, **changes: Any) -> tuple[Any, Any, np.ndarray]:
+  """Builds a small network with drawn weights.
+
+  Args:
+    key: of `OUTPUTS`: timm/CASE/SIDE/EMBEDDING of a ViT, wrn_DEPTH_WIDTH_SIDE,
+      or CASE_SIDE of the other convolutional networks.
+    **changes: fields of the network.
+
+  Returns:
+    The Flax module, its parameters, and two normalized images.
+  """
   if key.startswith("timm"):
-    _, case, text, embedding = key.split("/")
-    side, family = int(text), "vit"
-    arrays = vit_weights(f"small/timm/{case}")
-    images = draw(f"images {side}", (2, side, side, 3))
-    changes |= {"heads": 4}
-    changes |= {"mlp": "gelu_tanh"} if case == "siglip" else {}
+    family_name, arrays, images, embedding = _vit_case(key)
+    changes["heads"] = 4
+    if "/siglip/" in key:
+      changes["mlp"] = "gelu_tanh"
   elif key.startswith("wrn"):
-    depth, width, side = map(int, key.split("_")[1:])
-    arrays = in_timm_names(wrn_weights(depth, width))
-    images = rng(1).normal(size=(2, side, side, 3))
+    family_name, arrays, images = _wrn_case(key)
+    embedding = None
   else:
-    case, side = key.rpartition("_")[0], int(key.rpartition("_")[2])
-    family = "resnet_v2" if case == "bit" else "norm_free"
-    arrays = conv_weights(case)
-    noise = rng(side).normal(size=(2, side, side, 3))
-    images = noise + np.array([0.5, 0.0, -0.5])
-    changes |= {"groups": 4} if case == "bit" else {}  # of a tiny one
-  network = FAMILIES[family].network_of(arrays, embedding).clone(**changes)
-  arrays = {k: v for k, v in arrays.items() if not k.startswith("head")}
-  arrays = FAMILIES[family].fitted(network, arrays, side)
-  params = flax_params(network, arrays, side)
+    family_name, arrays, images = _conv_case(key)
+    embedding = None
+    if family_name == "resnet_v2":
+      changes["groups"] = 4  # of a tiny one
+  family = FAMILIES[family_name]
+  network = family.infer_network(arrays, embedding).clone(**changes)
+  kept = {}
+  for name, array in arrays.items():
+    if not name.startswith(family.CLASSIFIER_WEIGHTS):
+      kept[name] = array
+  side = images.shape[1]
+  adapted = family.adapt_weights(network, kept, side)
+  params = flax_params(network, adapted, side)
   return network, params, images.astype(np.float32)
 
 
-def embedded(key: str, **changes: Any) -> np.ndarray:
-  """What the network makes of the images."""
-  network, params, images = built(key, **changes)
-  run = jax.jit(network.apply, compiler_options=SOON)
+def _vit_case(key: str) -> tuple[str, dict[str, np.ndarray], np.ndarray, str]:
+  _, case, side, embedding = key.split("/")
+  images = draw(f"images {side}", (2, int(side), int(side), 3))
+  return "vit", vit_weights(f"small/timm/{case}"), images, embedding
+
+
+def _wrn_case(key: str) -> tuple[str, dict[str, np.ndarray], np.ndarray]:
+  depth, width, side = map(int, key.split("_")[1:])
+  images = np.random.default_rng(1).normal(size=(2, side, side, 3))
+  return "resnet_v2", to_timm_names(wrn_weights(depth, width)), images
+
+
+def _conv_case(key: str) -> tuple[str, dict[str, np.ndarray], np.ndarray]:
+  case, _, side = key.rpartition("_")
+  family = "resnet_v2" if case == "bit" else "norm_free"
+  rng = np.random.default_rng(int(side))
+  noise = rng.normal(size=(2, int(side), int(side), 3))
+  return family, conv_weights(case), noise + np.array([0.5, 0.0, -0.5])
+
+
+def embed(key: str, **changes: Any) -> np.ndarray:
+  """The embeddings [2, d] of the two images; see `build`."""
+  network, params, images = build(key, **changes)
+  run = jax.jit(network.apply, compiler_options=FAST_COMPILE)
   output = run({"params": params}, images)
   assert output.dtype == np.float32
   return np.asarray(output)
