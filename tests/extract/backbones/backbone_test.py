@@ -23,29 +23,37 @@ from tests.extract.backbones import drawn
 from tests.extract.refusals import refused
 
 SMALL = PreprocessConfig(image_size=32)
-GLYPHS = pathlib.Path(backbone_spec("glyph_vit").weights or "")
-GOOGLE = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/"
+GLYPH_WEIGHTS = pathlib.Path(backbone_spec("glyph_vit").weights or "")
+GLYPH_SHA256 = hashlib.sha256(GLYPH_WEIGHTS.read_bytes()).hexdigest()
+GOOGLE_ATTENTION = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1"
 
 
 def save(path: pathlib.Path, arrays: dict) -> str:
-  arrays = {k: np.asarray(v, order="C") for k, v in arrays.items()}
-  path.write_bytes(safetensors.numpy.save(arrays))
+  contiguous = {k: np.asarray(v, order="C") for k, v in arrays.items()}
+  path.write_bytes(safetensors.numpy.save(contiguous))
   return str(path)
 
 
 @pytest.fixture(scope="module")
-def arrays() -> dict[str, np.ndarray]:
+def vit_arrays() -> dict[str, np.ndarray]:
   return drawn.vit_weights("published/timm/vit_ti16/vit_tiny_patch16_224")
 
 
 @pytest.fixture(scope="module")
-def weights(arrays, tmp_path_factory) -> str:
-  return save(tmp_path_factory.mktemp("w") / "model.safetensors", arrays)
+def vit_file(vit_arrays, tmp_path_factory) -> str:
+  return save(tmp_path_factory.mktemp("w") / "model.safetensors", vit_arrays)
 
 
 @pytest.fixture(scope="module")
-def backbone(weights) -> Backbone:
-  return load_backbone("vit_ti16", weights)
+def vit(vit_file) -> Backbone:
+  return load_backbone("vit_ti16", vit_file)
+
+
+@pytest.fixture
+def wrn_file(tmp_path) -> str:
+  path = tmp_path / "wrn.npz"
+  np.savez(path, allow_pickle=False, **drawn.wrn_weights(16, 1))
+  return str(path)
 
 
 def embed(backbone, images) -> np.ndarray:
@@ -53,7 +61,7 @@ def embed(backbone, images) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_real_weights_give_the_embeddings_of_an_independent_program(
+def test_published_vit_gives_the_embeddings_of_an_independent_program(
   shared_data,
 ):
   """float32, Pillow's bicubic resize, class token: shared/data/README.md."""
@@ -63,54 +71,82 @@ def test_real_weights_give_the_embeddings_of_an_independent_program(
     photos = data["test_image"][:3]
   with np.load(shared_data / "cifar10_images_vit_ti16_embedding.npz") as data:
     want = data["test_embedding"][:3]
-  shown = [resize_and_crop(x, backbone.preprocessing) for x in photos]
-  np.testing.assert_allclose(embed(backbone, np.stack(shown)), want, atol=2e-4)
+  prepared = [resize_and_crop(x, backbone.preprocessing) for x in photos]
+  embeddings = embed(backbone, np.stack(prepared))
+  np.testing.assert_allclose(embeddings, want, atol=2e-4)
 
 
-def test_the_glyph_vit_brings_its_weights_and_says_what_it_is():
-  assert GLYPHS.stat().st_size < 1_400_000
+def test_glyph_vit_comes_with_its_weights():
+  assert GLYPH_WEIGHTS.stat().st_size < 1_400_000
   backbone = load_backbone("glyph_vit")
-  sha256 = hashlib.sha256(GLYPHS.read_bytes()).hexdigest()
   identity = backbone.identity
   assert identity.pop("preprocess")["image_size"] == 32
   assert identity == {
     "name": "glyph_vit",
     "layer": "pre_logits",
     "feature_dim": 128,
-    "weights_sha256": sha256,
+    "weights_sha256": GLYPH_SHA256,
     "code_sha256": None,
   }
   assert backbone.compute_dtype == "float32"
-  assert "array" not in repr(backbone)
-  again = load_backbone("glyph_vit", None, sha256.upper())
-  assert again.apply is backbone.apply  # compiled once
+
+
+def test_glyph_vit_gives_the_embeddings_of_the_code_that_trained_it():
+  """Of these pixels, at commit 4ab1d5e."""
+  x = np.arange(3072, dtype=np.uint32) * np.uint32(2654435761)
+  image = (x >> 24).astype(np.uint8).reshape(1, 32, 32, 3)
+  embedding = embed(load_backbone("glyph_vit"), image)
+  want = [0.36516008, 0.95585799, -0.97840875, 0.77094132]
+  np.testing.assert_allclose(embedding[0, :4], want, atol=1e-5)
+
+
+def test_backbone_repr_has_no_arrays():
+  assert "array" not in repr(load_backbone("glyph_vit"))
+
+
+def test_backbone_loaded_twice_is_compiled_once():
+  first = load_backbone("glyph_vit")
+  second = load_backbone("glyph_vit", None, GLYPH_SHA256.upper())
+  assert second.apply is first.apply
+
+
+def test_backbone_of_another_sha256_is_refused():
   with refused("has SHA-256 .* not 0000"):
     load_backbone("glyph_vit", None, "0" * 64)
-  # As the code that trained it embedded these pixels (commit 4ab1d5e).
-  x = np.arange(3072, dtype=np.uint32) * np.uint32(2654435761)
-  got = embed(backbone, (x >> 24).astype(np.uint8).reshape(1, 32, 32, 3))
-  want = [0.36516008, 0.95585799, -0.97840875, 0.77094132]
-  np.testing.assert_allclose(got[0, :4], want, atol=1e-5)
+
+
+def test_backbone_reads_the_layer_that_is_asked_for():
   assert load_backbone("glyph_vit", embedding="cls").embedding == "cls"
 
 
-def test_the_arrays_of_timm_come_back(backbone, arrays):
-  assert backbone.timm == "vit_tiny_patch16_224"
-  found = timm_tensors(backbone)
-  kept = {k: v for k, v in arrays.items() if not k.startswith("head")}
-  assert found.keys() == kept.keys()
-  for name, array in kept.items():
-    np.testing.assert_array_equal(found[name], array, err_msg=name)
+def test_timm_tensors_are_the_arrays_of_the_file_without_classifier(
+  vit, vit_arrays
+):
+  assert vit.timm == "vit_tiny_patch16_224"
+  tensors = timm_tensors(vit)
+  without_head = {k: v for k, v in vit_arrays.items() if k[:4] != "head"}
+  assert tensors.keys() == without_head.keys()
+  for name, array in without_head.items():
+    np.testing.assert_array_equal(tensors[name], array, err_msg=name)
+
+
+def test_timm_tensors_have_positions_of_the_image_size(vit):
   larger = Preprocessing(image_size=48)
-  resized = dataclasses.replace(backbone, preprocessing=larger)
+  resized = dataclasses.replace(vit, preprocessing=larger)
   assert timm_tensors(resized)["pos_embed"].shape == (1, 10, 192)
+
+
+def test_timm_tensors_of_a_network_unknown_to_timm_are_refused():
   with refused("no network that timm has"):
     timm_tensors(load_backbone("glyph_vit"))
+
+
+def test_timm_tensors_of_a_changed_file_are_refused(vit):
   with refused("changed since"):
-    timm_tensors(dataclasses.replace(backbone, weights_sha256="0" * 64))
+    timm_tensors(dataclasses.replace(vit, weights_sha256="0" * 64))
 
 
-WANTED: list[tuple[str, dict[str, Any], str]] = [
+MISFITS: list[tuple[str, dict[str, Any], str]] = [
   ("vit_B16", {}, "unknown: did you mean vit_b16"),
   ("vit_b32", {}, "vit_b32: .* does not fit: the weights look like vit_ti16"),
   ("deit_distilled_ti16", {}, "does not fit: the weights look like vit_ti16"),
@@ -121,19 +157,34 @@ WANTED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_the_weights_that_are_wanted_are_named(weights, tmp_path):
+@pytest.mark.parametrize(("name", "settings", "message"), MISFITS)
+def test_weights_under_a_name_that_does_not_fit_are_refused(
+  vit_file, name, settings, message
+):
+  with refused(message):
+    load_backbone(name, vit_file, **settings)
+
+
+def test_backbone_without_published_weights_asks_for_them():
   with refused(r"bit_r50x4 has no weights .* give --weights"):
     load_backbone("bit_r50x4")
-  for name, settings, said in WANTED:
-    with refused(said):
-      load_backbone(name, weights, **settings)
-  deit = load_backbone("deit_ti16", weights, preprocess=SMALL)
+
+
+def test_vit_weights_load_as_deit(vit_file):
+  """The network is the same, the preprocessing is not."""
+  deit = load_backbone("deit_ti16", vit_file, preprocess=SMALL)
   assert deit.feature_dim == 192
-  np.savez(tmp_path / "w.npz", allow_pickle=False, **drawn.wrn_weights(16, 1))
-  wrn = load_backbone("wrn_16_1", str(tmp_path / "w.npz"))
-  assert (wrn.feature_dim, wrn.preprocessing.image_size) == (64, 32)
+
+
+def test_wrn_of_a_size_that_is_not_listed_loads(wrn_file):
+  wrn = load_backbone("wrn_16_1", wrn_file)
+  assert wrn.feature_dim == 64
+  assert wrn.preprocessing.image_size == 32
+
+
+def test_wrn_has_one_embedding_only(wrn_file):
   with refused("its only embedding is pooled"):
-    load_backbone("wrn_16_1", str(tmp_path / "w.npz"), embedding="cls")
+    load_backbone("wrn_16_1", wrn_file, embedding="cls")
 
 
 CHANGES = [
@@ -149,19 +200,22 @@ CHANGES = [
   ({"pos_embed": np.zeros((1, 66, 128), np.float16)}, "no square"),
   ({"norm.bias": np.zeros(128, np.int32)}, "int32, not floating"),
   ({"Transformer/encoder_norm/scale": np.zeros(3)}, "does not fit"),
-  ({f"{GOOGLE}key/kernel": np.zeros(())}, "does not fit"),
+  ({f"{GOOGLE_ATTENTION}/key/kernel": np.zeros(())}, "does not fit"),
 ]
 
 
-def test_weights_that_do_not_fit_are_one_line(tmp_path):
-  glyphs = safetensors.numpy.load_file(GLYPHS)
-  for change, said in CHANGES:
-    changed = {k: v for k, v in {**glyphs, **change}.items() if v is not None}
-    path = save(tmp_path / "w.safetensors", changed)
-    with refused(said):
-      load_backbone("glyph_vit", path)
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_weights_with_a_wrong_array_are_refused_in_one_line(
+  tmp_path, change, message
+):
+  arrays = safetensors.numpy.load_file(GLYPH_WEIGHTS) | change
+  changed = {k: v for k, v in arrays.items() if v is not None}
+  path = save(tmp_path / "w.safetensors", changed)
+  with refused(message):
+    load_backbone("glyph_vit", path)
 
 
+# Image size, and what the shorter side is resized to.
 SIZES = {
   "vit_ti16": (224, "square"),
   "deit_b16": (224, 256),
@@ -177,30 +231,44 @@ SIZES = {
   "nfnet_f2": (352, 382),
   "nfnet_f3": (416, 442),
   "wrn_28_10": (32, "square"),
-  "vit_b14": (224, "square"),  # families take other sizes as well
+  "vit_b14": (224, "square"),  # a size that is not listed
 }
 
 
-def test_a_name_says_where_weights_are_and_how_images_are_shown():
-  for name in backbone_names():
-    row = backbone_spec(name)
-    address = f"hf://timm/{row.timm}@main/model.safetensors"
-    assert row.weights == address or name in ("wrn_28_10", "glyph_vit")
-  for name, size in SIZES.items():
-    shown = default_preprocessing(backbone_spec(name))
-    assert (shown.image_size, shown.resize) == size
-    bilinear = name.startswith(("bit", "wrn"))
-    assert shown.resample == ("bilinear" if bilinear else "bicubic")
-    cropped = name.startswith(("deit", "dino", "nf"))
-    own = {"wrn_28_10": 0.49139968}.get(name, 0.485 if cropped else 0.5)
-    assert shown.mean[0] == own
+@pytest.mark.parametrize(("name", "size"), SIZES.items())
+def test_spec_prepares_images_as_the_weights_were_trained(name, size):
+  preprocessing = default_preprocessing(backbone_spec(name))
+  assert (preprocessing.image_size, preprocessing.resize) == size
+  is_bilinear = name.startswith(("bit", "wrn"))
+  assert preprocessing.resample == ("bilinear" if is_bilinear else "bicubic")
+  if name == "wrn_28_10":
+    assert preprocessing.mean[0] == 0.49139968
+  elif name.startswith(("deit", "dino", "nf")):
+    assert preprocessing.mean == (0.485, 0.456, 0.406)
+  else:
+    assert preprocessing.mean == (0.5, 0.5, 0.5)
 
 
-def test_other_names_mean_no_network():
-  for name in (
-    *("bit_r50", "bit_r50x0", "bit_r18x1", "bit_r50x04", "xbit_r50x1"),
-    *("nf_resnet18", "resnet50", "nfnet_f4", "nfnet", "vit_b0", "vit_m16"),
-    *("wrn_17_4", "vit_b16\n", "", "vit-b16", "\x1b[31m"),
-  ):
-    with refused("--backbone '.*' is unknown"):
-      backbone_spec(name)
+@pytest.mark.parametrize("name", backbone_names())
+def test_spec_of_a_listed_name_has_the_weights_of_its_tag(name):
+  spec = backbone_spec(name)
+  assert spec.name == name
+  if name == "wrn_28_10":
+    assert spec.weights is None
+  elif name == "glyph_vit":
+    assert spec.weights == str(GLYPH_WEIGHTS)
+  else:
+    assert spec.weights == f"hf://timm/{spec.timm}@main/model.safetensors"
+
+
+UNKNOWN_NAMES = [
+  *("bit_r50", "bit_r50x0", "bit_r18x1", "bit_r50x04", "xbit_r50x1"),
+  *("nf_resnet18", "resnet50", "nfnet_f4", "nfnet", "vit_b0", "vit_m16"),
+  *("wrn_17_4", "vit_b16\n", "", "vit-b16", "\x1b[31m"),
+]
+
+
+@pytest.mark.parametrize("name", UNKNOWN_NAMES)
+def test_spec_of_an_unknown_name_is_refused(name):
+  with refused("--backbone '.*' is unknown"):
+    backbone_spec(name)

@@ -27,7 +27,7 @@ def plain(params, images):
 def flat(params, images):
   return images.ravel()
 
-def centred(params, images):
+def centered(params, images):
   means = images.mean(axis=(1, 2))
   return means - means.mean(axis=0)
 
@@ -65,49 +65,94 @@ def sha256(path: pathlib.Path) -> str:
   return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("function", ["embed", "flax"])
-def test_a_function_with_weights(code, tmp_path, function):
+@pytest.fixture
+def weights(tmp_path) -> str:
   np.savez(tmp_path / "w.npz", kernel=KERNEL)
-  weights = str(tmp_path / "w.npz")
+  return str(tmp_path / "w.npz")
+
+
+@pytest.mark.parametrize("function", ["embed", "flax"])
+def test_function_gets_normalized_images_and_its_weights(
+  code, weights, function
+):
   backbone = load(code, function, weights)
-  found = np.asarray(jax.jit(backbone.apply)(backbone.params, IMAGES))
+  embeddings = np.asarray(jax.jit(backbone.apply)(backbone.params, IMAGES))
   mean = (IMAGES / 127.5 - 1).mean(axis=(1, 2))
-  np.testing.assert_allclose(found, mean @ KERNEL, atol=1e-5)
+  np.testing.assert_allclose(embeddings, mean @ KERNEL, atol=1e-5)
   assert backbone.feature_dim == 5
-  assert backbone.name == f"mine.py:{function}"  # of no machine's path
+
+
+def test_function_is_identified_by_its_code_and_weights(code, weights):
+  backbone = load(code, "embed", weights)
+  assert backbone.name == "mine.py:embed"  # without this machine's folders
   assert backbone.code_sha256 == sha256(code)
-  assert backbone.weights_sha256 == sha256(tmp_path / "w.npz")
+  assert backbone.weights_sha256 == sha256(pathlib.Path(weights))
+
+
+def test_function_in_changed_code_is_another_backbone(code, weights):
+  load(code, "embed", weights)
   code.write_text(CODE + "# changed\n")
-  assert load(code, function, weights).code_sha256 == sha256(code)
+  assert load(code, "embed", weights).code_sha256 == sha256(code)
+
+
+def test_function_with_weights_of_another_sha256_is_refused(code, weights):
   with refused("SHA-256"):
-    load(code, function, weights, "0" * 64)
+    load(code, "embed", weights, "0" * 64)
 
 
-def test_what_is_none_and_what_needs_no_weights(code):
+def test_function_without_weights_gives_float32_embeddings(code):
   backbone = load(code, "plain")
-  assert (backbone.weights_sha256, backbone.feature_dim) == (None, 3)
+  assert backbone.weights_sha256 is None
+  assert backbone.feature_dim == 3
   assert jax.jit(backbone.apply)({}, IMAGES).dtype == np.float32
-  for asked in ({"embedding": "cls"}, {"compute_dtype": "bfloat16"}):
-    with refused("decides itself"):
-      load(code, "plain", **asked)
-  for function, said in (
+
+
+@pytest.mark.parametrize(
+  "setting", [{"embedding": "cls"}, {"compute_dtype": "bfloat16"}]
+)
+def test_function_takes_no_settings_of_a_network(code, setting):
+  with refused("decides itself"):
+    load(code, "plain", **setting)
+
+
+@pytest.mark.parametrize(
+  ("function", "message"),
+  [
     ("absent", r"mine\.py:absent: AttributeError: .* no attribute 'absent'"),
     ("embed", r"mine\.py:embed: KeyError: 'kernel'"),
     ("flat", r"\[384\] for 2 images; it must give \[b, d\]"),
-    # Removing one example would move all the others: no ε would hold.
-    ("centred", "depends on what else is in its batch"),
-  ):
-    with refused(said):
-      load(code, function)
-  for text, said in (
+  ],
+)
+def test_function_that_fails_is_refused_in_one_line(code, function, message):
+  with refused(message):
+    load(code, function)
+
+
+def test_function_of_a_whole_batch_is_refused(code):
+  """Removing one example would move all the others: no ε would hold."""
+  with refused("depends on what else is in its batch"):
+    load(code, "centered")
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
     ("def embed(:", "SyntaxError"),
     ("raise RuntimeError('one\\nline\\x1b[31m')", "RuntimeError: one line"),
-  ):
-    code.write_text(text)
-    with refused(said):
-      load(code, "embed")
+  ],
+)
+def test_file_that_cannot_be_run_is_refused_in_one_line(code, text, message):
+  code.write_text(text)
+  with refused(message):
+    load(code, "embed")
+
+
+def test_file_that_does_not_exist_is_refused(code):
   with refused(r"absent\.py cannot be read: No such file"):
     load(code.with_name("absent.py"), "embed")
+
+
+def test_fifo_in_place_of_the_file_is_refused(code):
   code.unlink()
   os.mkfifo(code)
   with refused("not a regular file"):

@@ -1,6 +1,6 @@
-"""Weights: from a store, the Hub, a path; both formats, and what is neither.
+"""Weights from a store, the Hub or a path; of both formats, and of neither.
 
-Stores and the Hub are on 127.0.0.1, and misbehave as told.
+Stores and the Hub are on 127.0.0.1, and misbehave as they are told.
 """
 
 import contextlib
@@ -51,42 +51,59 @@ def store(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_it_is_whole_readably_named_and_fetched_once(store, cache, scheme):
-  url = URL.replace("s3", scheme)
-  path = local_weights(url)
+def test_download_is_whole_and_readably_named(store, cache, scheme):
+  path = local_weights(URL.replace("s3", scheme))
   assert path.read_bytes() == BODY
   assert path.parent == cache
   assert path.name.endswith("-ViT-Ti_16.npz")
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_download_is_done_once(store, scheme):
+  url = URL.replace("s3", scheme)
+  path = local_weights(url)
   store.calls()
   assert local_weights(url) == path
   assert local_weights(url, SHA256.upper()) == path
   assert not any(call.startswith("GET") for call in store.calls())
+
+
+def test_download_that_was_cut_short_is_done_again(store, cache):
+  path = local_weights(URL)
   path.write_bytes(BODY[:-1])  # the disk was full, or lost its end
-  assert local_weights(url).read_bytes() == BODY
+  assert local_weights(URL).read_bytes() == BODY
   assert list(cache.iterdir()) == [path]
 
 
-def test_what_is_new_or_changes_meanwhile(store, cache):
+def test_download_of_an_object_that_changes_meanwhile_is_refused(store, cache):
   """Parts of two versions are not joined."""
   old = local_weights(URL)
   store.objects[NAME] = OTHER[1:]
 
-  def changed(method: str) -> None:
+  def change_object(method: str) -> None:
     if method == "GET":
       store.objects[NAME] = OTHER
 
-  store.fault = changed
+  store.fault = change_object
   with refused("was changed meanwhile", RunError):
     local_weights(URL)
   assert list(cache.iterdir()) == [old]
+
+
+def test_download_of_a_new_version_is_another_file(store):
+  local_weights(URL)
+  store.objects[NAME] = OTHER
   with refused(f", not {SHA256}: correct one"):
     local_weights(URL, SHA256)
   assert local_weights(URL).read_bytes() == OTHER
+
+
+def test_download_of_an_absent_object_is_refused(store):
   with refused("none.npz is not there"):
     local_weights(URL.replace(NAME, "none.npz"))
 
 
-PLACES = {
+LOCATIONS = {
   "file:///w.npz": "give a path",
   "gs://": "give a path",
   "https://ann:sesame@host/a/w.npz?key=sesame": "host/a/w.npz: .* download",
@@ -98,28 +115,53 @@ PLACES = {
 }
 
 
-def test_what_is_no_place_or_hash_is_one_line(tmp_path):
-  for location, said in PLACES.items():
-    with refused(said) as caught:
-      local_weights(location)
-    assert "sesame" not in str(caught.value)
-  (path := tmp_path / "w.npz").write_bytes(BODY)
-  assert local_weights(str(path)) == local_weights(str(path), SHA256) == path
-  for sha256, said in (
-    *((no, "is no SHA-256") for no in ("", "g" * 64, "a" * 63)),
+@pytest.mark.parametrize(("location", "message"), LOCATIONS.items())
+def test_location_that_cannot_be_read_is_refused_without_secrets(
+  location, message
+):
+  with refused(message) as caught:
+    local_weights(location)
+  assert "sesame" not in str(caught.value)
+
+
+@pytest.fixture
+def body_file(tmp_path):
+  path = tmp_path / "w.npz"
+  path.write_bytes(BODY)
+  return path
+
+
+def test_path_of_a_file_is_itself(body_file):
+  assert local_weights(str(body_file)) == body_file
+  assert local_weights(str(body_file), SHA256) == body_file
+
+
+@pytest.mark.parametrize(
+  ("sha256", "message"),
+  [
+    ("", "is no SHA-256"),
+    ("g" * 64, "is no SHA-256"),
+    ("a" * 63, "is no SHA-256"),
     ("1" * 64, f"{SHA256}, not {'1' * 64}"),
-  ):
-    with refused(said):
-      local_weights(str(path), sha256)
+  ],
+)
+def test_sha256_of_another_file_or_of_none_is_refused(
+  body_file, sha256, message
+):
+  with refused(message):
+    local_weights(str(body_file), sha256)
 
 
-def test_the_hub_is_asked_once_and_says_what_it_denies(tmp_path, monkeypatch):
-  """A local server, which says `answer` of the file."""
-  file = "/timm/vit/resolve/main/model.safetensors"
-  location = "hf://timm/vit@main/model.safetensors"
+HUB_FILE = "/timm/vit/resolve/main/model.safetensors"
+HUB_LOCATION = "hf://timm/vit@main/model.safetensors"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+  """A local Hub, which answers `hub.answer` when asked for the file."""
 
   def ask(method, path, headers, body):
-    return server.answer if path == file else (404, [], b"")
+    return server.answer if path == HUB_FILE else (404, [], b"")
 
   server: Any = object_server.ObjectServer(ask)
   template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
@@ -127,23 +169,43 @@ def test_the_hub_is_asked_once_and_says_what_it_denies(tmp_path, monkeypatch):
   monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
   monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
   monkeypatch.setattr("time.sleep", lambda _: None)  # between its tries
+  commit = [("X-Repo-Commit", "a" * 40), ("ETag", '"one"')]
+  server.answer = (200, commit, BODY)
   with object_server.running(server):
-    for status, code in (404, "RepoNotFound"), (401, "GatedRepo"), (403, ""):
-      server.answer = status, [("X-Error-Code", code)], b""
-      kind = RunError if status == 403 else InputError
-      with refused(f"^{location}: .*hf auth login", kind):
-        local_weights(location)
-    commit = [("X-Repo-Commit", "a" * 40), ("ETag", '"one"')]
-    server.answer = 200, commit, BODY
-    server.calls()
-    path = local_weights(location)
-    assert path.read_bytes() == BODY
-    calls = [call for call in server.calls() if call.endswith(file)]
-    assert calls == [f"HEAD {file}", f"GET {file}"]
-  # Without the network.
-  assert local_weights(location, SHA256) == path
+    yield server
+
+
+@pytest.mark.parametrize(
+  ("status", "code", "kind"),
+  [
+    (404, "RepoNotFound", InputError),
+    (401, "GatedRepo", InputError),
+    (403, "", RunError),
+  ],
+)
+def test_hub_that_denies_a_file_is_reported_in_one_line(
+  hub, status, code, kind
+):
+  hub.answer = (status, [("X-Error-Code", code)], b"")
+  with refused(f"^{HUB_LOCATION}: .*hf auth login", kind):
+    local_weights(HUB_LOCATION)
+
+
+def test_hub_is_asked_for_a_file_once(hub):
+  path = local_weights(HUB_LOCATION)
+  assert path.read_bytes() == BODY
+  calls = [call for call in hub.calls() if call.endswith(HUB_FILE)]
+  assert calls == [f"HEAD {HUB_FILE}", f"GET {HUB_FILE}"]
+
+
+def test_hub_out_of_reach_leaves_what_was_downloaded(hub, monkeypatch):
+  path = local_weights(HUB_LOCATION)
+  monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+  template = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
+  monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+  assert local_weights(HUB_LOCATION, SHA256) == path
   with refused(r"^hf://timm/vit.*--weights", RunError):
-    local_weights(f"{location}2")
+    local_weights(f"{HUB_LOCATION}2")
 
 
 ARRAYS = {
@@ -160,7 +222,8 @@ def npz(arrays: dict, save=np.savez) -> bytes:
 
 def zipped(name: str, data: bytes, before: bytes = b"") -> bytes:
   """An archive with one more file in it."""
-  (file := io.BytesIO(before)).seek(0, io.SEEK_END)
+  file = io.BytesIO(before)
+  file.seek(0, io.SEEK_END)
   with (
     warnings.catch_warnings(action="ignore"),  # of a second of one name
     zipfile.ZipFile(file, "a") as archive,
@@ -187,58 +250,79 @@ class Trap:
     return os.mkdir, ("trapped",)
 
 
-PICKLED, NO_NUMBERS = pickle.dumps(Trap()), "not floating point"
-LONG = "{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427,)}"
-LONG = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + f"{LONG:117}\n".encode()
-WHOLE = "no whole npz or safetensors"
-BAD: list[tuple[bytes, str]] = [
-  (PICKLED, WHOLE),
-  (npz({"a": np.array([Trap()])}), WHOLE),
-  (zipped("archive/data.pkl", PICKLED), "can run code"),  # as PyTorch writes it
-  *(
-    (npz({"a\n\x1b[31m": np.zeros(2, dtype)}), NO_NUMBERS)
-    for dtype in (np.int64, complex, "datetime64[s]", [("x", "f4")], "U4")
-  ),
-  (entry([2**62, 4], [0, 2**64]), WHOLE),
-  (entry([2], [0, 4]), WHOLE),
-  (entry([1], [0, 4], "F99"), WHOLE),
-  *((header(text), WHOLE) for text in ("[" * 200_000, "")),
-  (header("{", 2**40), WHOLE),
-  (b"", WHOLE),
-  (header("{}") + b"rest", WHOLE),
-  *((npz(ARRAYS)[part], WHOLE) for part in (slice(-30), slice(30, None))),
-  # 32 MB in 32 kB, a shape that is not there, and two arrays of one name
+PICKLED = pickle.dumps(Trap())
+# The header of an array of 18 TB, padded as NumPy writes it.
+HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427,)}"
+HUGE_NPY = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118)
+HUGE_NPY += f"{HUGE:117}\n".encode()
+NOT_WHOLE = "no whole npz or safetensors"
+NO_FLOATS = "not floating point"
+BAD_DTYPES = (np.int64, complex, "datetime64[s]", [("x", "f4")], "U4")
+BAD_FILES: list[tuple[bytes, str]] = [
+  (PICKLED, NOT_WHOLE),
+  (npz({"a": np.array([Trap()])}), NOT_WHOLE),
+  (zipped("archive/data.pkl", PICKLED), "can run code"),  # PyTorch's
+  *((npz({"a\n\x1b[31m": np.zeros(2, d)}), NO_FLOATS) for d in BAD_DTYPES),
+  (entry([2**62, 4], [0, 2**64]), NOT_WHOLE),
+  (entry([2], [0, 4]), NOT_WHOLE),
+  (entry([1], [0, 4], "F99"), NOT_WHOLE),
+  (header("[" * 200_000), NOT_WHOLE),
+  (header(""), NOT_WHOLE),
+  (header("{", 2**40), NOT_WHOLE),
+  (b"", NOT_WHOLE),
+  (header("{}") + b"rest", NOT_WHOLE),
+  (npz(ARRAYS)[:-30], NOT_WHOLE),
+  (npz(ARRAYS)[30:], NOT_WHOLE),
+  # 32 MB in 32 kB.
   (npz({"a": np.zeros(2**22)}, np.savez_compressed), "would unfold"),
-  (zipped("a.npy", LONG), WHOLE),
+  (zipped("a.npy", HUGE_NPY), NOT_WHOLE),
   (zipped("float32.npy", b"", npz(ARRAYS)), "two arrays have one name"),
 ]
 
 
-@pytest.mark.parametrize("pack", [npz, safetensors.numpy.save])
-def test_the_content_says_the_format_and_damage_is_one_line(tmp_path, pack):
-  path, whole = tmp_path / "weights.dat", pack(ARRAYS)
-  path.write_bytes(whole)
-  found, sha256 = read_tensors(path)
-  assert sha256 == hashlib.sha256(whole).hexdigest()
-  assert found.keys() == ARRAYS.keys()
+@pytest.fixture(params=[npz, safetensors.numpy.save])
+def packed(request) -> bytes:
+  """`ARRAYS` as a file of each format."""
+  return request.param(ARRAYS)
+
+
+def test_file_of_any_name_is_read_by_its_content(tmp_path, packed):
+  path = tmp_path / "weights.dat"
+  path.write_bytes(packed)
+  arrays, sha256 = read_tensors(path)
+  assert sha256 == hashlib.sha256(packed).hexdigest()
+  assert arrays.keys() == ARRAYS.keys()
   for name, array in ARRAYS.items():
-    np.testing.assert_array_equal(found[name], array)
-    assert found[name].dtype == array.dtype
+    np.testing.assert_array_equal(arrays[name], array)
+    assert arrays[name].dtype == array.dtype
+
+
+def test_file_with_a_flipped_bit_is_read_or_refused(tmp_path, packed):
+  """Nothing else is raised."""
+  path = tmp_path / "weights.dat"
   rng = np.random.default_rng(0)
-  for at in rng.integers(0, len(whole), 150):
-    flipped = bytes([whole[at] ^ (1 << int(rng.integers(8)))])
-    path.write_bytes(whole[:at] + flipped + whole[at + 1 :])
+  for place in rng.integers(0, len(packed), 150):
+    damaged = bytearray(packed)
+    damaged[place] ^= 1 << int(rng.integers(8))
+    path.write_bytes(damaged)
     with contextlib.suppress(InputError):
       read_tensors(path)
 
 
-def test_what_is_neither_is_refused_and_runs_no_code(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("data", "message"), BAD_FILES)
+def test_file_that_is_no_plain_arrays_is_refused_and_runs_no_code(
+  tmp_path, monkeypatch, data, message
+):
   monkeypatch.chdir(tmp_path)
   path = tmp_path / "w.npz"
-  for data, said in BAD:
-    path.write_bytes(data)
-    with refused(said):
-      read_tensors(path)
+  path.write_bytes(data)
+  with refused(message):
+    read_tensors(path)
+  assert not (tmp_path / "trapped").exists()
+
+
+def test_file_named_as_a_pickle_is_refused_unread(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
   (tmp_path / "w.PTH").write_bytes(PICKLED)
   with refused("can run code .* model.safetensors"):
     read_tensors(tmp_path / "w.PTH")
