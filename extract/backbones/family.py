@@ -4,12 +4,13 @@ A new architecture is one module with what `Family` lists, and a row in
 `FAMILIES`; its published networks are records in names.py.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from oneshot_dp.extract.backbones import norm_free, resnet_v2, vit
 from oneshot_dp.extract.weights import Arrays
 
 
+@runtime_checkable
 class Family(Protocol):
   """A module of one network architecture.
 
