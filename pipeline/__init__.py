@@ -1,7 +1,7 @@
-"""What a person runs; and what a command answers, in words and as facts.
+"""The commands that a person runs, and what a command answers.
 
-*Privacy*: the facts are published as readily as the text, and what is private
-is in neither, but where a command is there to show it to its holder.
+*Privacy*: the facts of an answer are published as readily as its text. Private
+values are in neither, except in commands that show them to their owner.
 """
 
 import dataclasses
@@ -20,9 +20,10 @@ class Answer:
 
   Attributes:
     text: for people; lines, without the last line break.
-    facts: the same for machines; see `plain`.
-    faults: one line each, of what was checked and is not so; on stderr.
-    failure: why the exit status is not 0, though there is an answer.
+    facts: the same for programs, printed with --json; see `jsonable`.
+    faults: one line for each thing that was checked and found wrong, printed
+      on standard error.
+    failure: why the exit status is not 0 although there is an answer.
   """
 
   text: str
@@ -31,23 +32,33 @@ class Answer:
   failure: InputError | RunError | None = None
 
   def json(self) -> str:
-    """The facts as one JSON object on one line."""
-    return json.dumps(plain(self.facts), allow_nan=False)
+    """Returns the facts as one JSON object on one line."""
+    return json.dumps(jsonable(self.facts), allow_nan=False)
 
 
-def plain(value: Any) -> Any:
-  """What JSON can hold of a value; infinity is "inf", NaN is null."""
-  if isinstance(value, float) and not math.isfinite(value):
-    return None if math.isnan(value) else str(value)
-  if value is None or isinstance(value, bool | int | float | str):
+def jsonable(value: Any) -> Any:
+  """Returns a value as JSON can hold it.
+
+  JSON has no infinity and no NaN: these become "inf", "-inf" and null.
+
+  >>> jsonable({"epsilon": math.inf, "out": Path("heads"), "recall": (1.0,)})
+  {'epsilon': 'inf', 'out': 'heads', 'recall': [1.0]}
+  """
+  if value is None or isinstance(value, bool | int | str):
+    return value
+  if isinstance(value, float):
+    if math.isnan(value):
+      return None
+    if math.isinf(value):
+      return str(value)
     return value
   if isinstance(value, Path):
     return str(value)
   if isinstance(value, Mapping):
-    return {str(key): plain(each) for key, each in value.items()}
+    return {str(key): jsonable(item) for key, item in value.items()}
   if isinstance(value, Sequence):
-    return [plain(each) for each in value]
-  if dataclasses.is_dataclass(value):
-    names = (field.name for field in dataclasses.fields(value))
-    return {name: plain(getattr(value, name)) for name in names}
-  return plain(value.tolist())  # NumPy's
+    return [jsonable(item) for item in value]
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    return jsonable(dataclasses.asdict(value))
+  array: Any = value  # NumPy's scalars and arrays
+  return jsonable(array.tolist())

@@ -10,7 +10,6 @@ import mmap
 import os
 import pathlib
 import re
-import sys
 import tempfile
 import typing
 from typing import Any
@@ -123,27 +122,7 @@ def pytest_collection_modifyitems(items):
   items.sort(key=lambda item: not FIRST.search(item.nodeid))
 
 
-def once_for_each_class(make):
-  """Remembers what tyro reads of the flags of a command: it takes 12 ms."""
-  made = {}
-
-  @functools.wraps(make)
-  def remembered(flags, **options):
-    if options["parent_classes"]:  # a part of them
-      return make(flags, **options)
-    key = flags, str(options)
-    if key not in made:
-      made[key] = make(flags, **options)
-    return made[key]
-
-  return staticmethod(remembered)
-
-
 def pytest_collection_finish():
-  if "tyro" in sys.modules:
-    parsers = sys.modules["tyro._parsers"].ParserSpecification
-    made = once_for_each_class(parsers.from_callable_or_type)
-    parsers.from_callable_or_type = made
   gc.freeze()
   # Every 700 objects, as Python does it, it takes 5 % of a run.
   gc.set_threshold(10_000)

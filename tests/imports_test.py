@@ -37,6 +37,7 @@ FLOORS = {
     "classifier",
   ),
   "oneshot_dp.pipeline": (
+    "requests",
     Layer("ledger", "vector_files", "import_table", independent=False),
     "heads",
     Layer("report", "prediction", independent=False),

@@ -348,9 +348,15 @@ def extra_memory(*, n: int, feature_dim: int, num_classes: int) -> int:
   return moments + kept_rows + logits
 
 
+def extra_disk(*, feature_dim: int) -> int:
+  """Returns the bytes of the second moment, float64, that is saved."""
+  return 8 * feature_dim**2
+
+
 SPEC = HeadSpec(
   make=auto,
   prepare_rows=functools.partial(rows_of, keep=True),
   accepts_options=True,
   extra_memory=extra_memory,
+  extra_disk=extra_disk,
 )

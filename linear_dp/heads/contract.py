@@ -125,6 +125,18 @@ class ExtraMemory(Protocol):
   def __call__(self, *, n: int, feature_dim: int, num_classes: int) -> int: ...
 
 
+def no_extra_disk(*, feature_dim: int) -> int:
+  """Returns 0: the head saves nothing larger than its weights."""
+  del feature_dim
+  return 0
+
+
+class ExtraDisk(Protocol):
+  """Computes the bytes that a head saves beside what all heads save."""
+
+  def __call__(self, *, feature_dim: int) -> int: ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadSpec:
   """All that `train` and the commands know about a kind of head.
@@ -137,9 +149,11 @@ class HeadSpec:
     accepts_options: whether the head reads `HeadOptions`; if not, giving any
       option is an error.
     extra_memory: bytes that it holds beside what all heads hold.
+    extra_disk: bytes that it saves beside what all heads save.
   """
 
   make: HeadFn
   prepare_rows: Callable[[PrivateDataset], Rows]
   accepts_options: bool = False
   extra_memory: ExtraMemory = no_extra_memory
+  extra_disk: ExtraDisk = no_extra_disk

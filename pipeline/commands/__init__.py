@@ -1,80 +1,172 @@
-"""The commands, each one file, and the flags that several of them have.
+"""The commands, each in one file, and how their flags are declared.
 
 A command's module has `Flags`, a frozen dataclass whose docstring is its help,
-and `run(flags) -> Answer`. `cli` imports only the one that is asked for, and it
-imports what is heavy within `run`.
+and `run(flags) -> Answer`. Only the module of the command that is typed is
+imported, and it imports what is heavy within `run`.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from typing import Any, ClassVar, get_args
 
 from oneshot_dp.configs.head_config import HeadName
 
-
-def flag(help: str | None, metavar: str | None = None, **options: Any) -> Any:
-  """The help of a flag, and what stands for its value.
-
-  A default is shown where it says something.
-  """
-  return arg(
-    help=help,
-    metavar=metavar,
-    help_behavior_hint=lambda default: (
-      "" if default in ("None", "False", "''", "") else f"(default: {default})"
-    ),
-    **options,
-  )
-
-
-Switch = FlagCreatePairsOff[bool]
-"""A flag without a value, and without a --no-… beside it."""
-HeadFolder = Annotated[Positional[Path], flag("Folder of the head.", "HEAD")]
-HeadKind = Annotated[
-  HeadName, flag("auto, lamb (the paper's step), adam, momentum.", "HEAD")
-]
-TestCache = Annotated[Path, flag("Cache of labelled test rows.", "CACHE")]
-Rows = Annotated[str, flag("A part of the cache: '[:80%]', '[80%:]'.", "PART")]
-Delta = Annotated[float, flag("Delta of the guarantee, below 1/n.", "D")]
-PrivateEval = Annotated[
-  float | None, flag("Epsilon for private test labels: noisy, charged.", "E")
-]
-AllowDuplicates = Annotated[
-  Switch, flag("Accept over 1 % of private rows in the test set.")
-]
-LedgerFile = Annotated[
-  Path | None, flag("The ledger; else $ONESHOT_DP_LEDGER.", "FILE")
-]
-WeakPrivacy = Annotated[Switch, flag("Insist on delta ≥ 1/n, or epsilon > 20.")]
-NoiseSeed = Annotated[
-  int | None, flag("For research: seeded noise, NOT PRIVATE.", "N")
-]
-
-Weights = Annotated[
-  str | None, flag("The backbone's weights, if elsewhere now.", "FILE")
-]
-BackboneFile = Annotated[
-  str | None, flag("Your own FILE.py:FUNCTION, if elsewhere now.", "NAME")
-]
+FLAG = "flag"
+"""The key of a field's metadata under which its `Flag` lies."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingFlags:
-  """What `train` and `sweep` both have."""
+class Flag:
+  """How the command line says the value of a field, and its help.
 
-  cache: Annotated[Path, flag("The private training cache.", "CACHE")]
-  rows: Rows = ""
-  delta: Delta
-  out: Annotated[Path, flag("Folder to write; not there yet.", "DIR")]
-  start: Annotated[
-    Path | None, flag("Public start: npz of one vector per class name.", "NPZ")
-  ] = None
-  balanced: Annotated[Switch, flag("Rare classes count like others.")] = False
-  ledger: LedgerFile = None
-  weak_privacy: WeakPrivacy = False
-  noise_seed: NoiseSeed = None
-  hosts: Annotated[
-    str | None, flag("Of several: auto, or INDEX/COUNT@HOST:PORT.", "WHICH")
-  ] = None
+      cache: Path = Flag(parse=Path, form="CACHE", help="…").required()
+      rows: str = ROWS.default("")
+
+  Attributes:
+    help: a sentence that stands alone; the default is added to it.
+    form: the form of the value, such as "FILE"; "" is a switch without one.
+    parse: makes the value of a word; raises ValueError.
+    choices: the words that there are, where it is a closed list.
+    name: without the dashes, where it differs from the field's name.
+    group: the heading in the help under which it stands.
+    several: takes any number of values.
+    positional: has no name on the command line.
+    hint: what to do instead, where `parse` refuses a word.
+  """
+
+  help: str
+  form: str = ""
+  parse: Callable[[str], Any] = str
+  choices: tuple[str, ...] = ()
+  name: str = ""
+  group: str = ""
+  several: bool = False
+  positional: bool = False
+  hint: str = ""
+
+  def required(self) -> Any:
+    """Declares a field that must be given."""
+    return dataclasses.field(metadata={FLAG: self})
+
+  def default(self, value: Any) -> Any:
+    """Declares a field that may be left out."""
+    return dataclasses.field(default=value, metadata={FLAG: self})
+
+
+class CommandFlags:
+  """What the command line asks of the flags of every command.
+
+  Attributes:
+    EXAMPLES: command lines that are shown at the end of the help.
+    STOP_SECONDS: how long the command may take to end after Ctrl-C.
+  """
+
+  EXAMPLES: ClassVar[tuple[str, ...]] = ()
+  STOP_SECONDS: ClassVar[float] = 2.0
+
+  @property
+  def is_one_of_hosts(self) -> bool:
+    """Whether other processes run the same command together with this one."""
+    return False
+
+  @classmethod
+  def split_beam_options(
+    cls, words: Sequence[str]
+  ) -> tuple[tuple[str, ...], list[str]]:
+    """Splits words that are no flags of ours into Beam's options and others."""
+    return (), list(words)
+
+
+HEAD_FOLDER = Flag(
+  parse=Path,
+  form="HEAD",
+  positional=True,
+  help="Folder of the head, as train or sweep wrote it.",
+)
+HEAD_KINDS: tuple[str, ...] = get_args(HeadName)
+HEAD_KIND = Flag(
+  form="|".join(HEAD_KINDS),
+  choices=HEAD_KINDS,
+  help="Kind of head: auto adapts to the budget; lamb is the paper's single"
+  " step, and adam and momentum are other single steps.",
+)
+TEST_CACHE = Flag(
+  parse=Path, form="CACHE", help="Cache with the labeled test rows."
+)
+ROWS = Flag(
+  form="PART",
+  help="Use only a part of the cache, such as '[:80%]' or '[80%:]'; rows are"
+  " chosen by their content (default: all rows).",
+)
+DELTA = Flag(
+  parse=float,
+  form="DELTA",
+  help="Delta of the guarantee; must be below 1/n for n training rows.",
+)
+PRIVATE_EVAL = Flag(
+  parse=float,
+  form="EPSILON",
+  help="Treat the test labels as private: print noisy accuracies, and charge"
+  " this epsilon for them (default: labels are public).",
+)
+ALLOW_DUPLICATES = Flag(
+  help="Score the test set even if more than 1 % of it, up to a half, are"
+  " private rows.",
+)
+LEDGER = Flag(
+  parse=Path,
+  form="FILE",
+  help="Ledger of what was spent (default: $ONESHOT_DP_LEDGER, or"
+  " oneshot-dp/ledger.sqlite in the user's state folder).",
+)
+WEAK_PRIVACY = Flag(help="Allow delta ≥ 1/n, or epsilon > 20.")
+NOISE_SEED = Flag(
+  parse=int,
+  form="SEED",
+  help="Draw reproducible noise from a seed, for research: the result is NOT"
+  " PRIVATE (default: noise of the operating system).",
+)
+BALANCED = Flag(help="Weight all classes equally, however rare.")
+WEIGHTS = Flag(
+  form="FILE",
+  help="Weights of the head's backbone, a file or URL, if they are not where"
+  " extract read them.",
+)
+BACKBONE_FILE = Flag(
+  form="FILE.py:FUNCTION",
+  help="Your own backbone function, if it is not where extract read it.",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingFlags(CommandFlags):
+  """The flags that train and sweep share."""
+
+  cache: Path = Flag(
+    parse=Path, form="CACHE", help="Cache with the private training rows."
+  ).required()
+  rows: str = ROWS.default("")
+  delta: float = DELTA.required()
+  out: Path = Flag(
+    parse=Path, form="DIR", help="Folder to write; it must not exist."
+  ).required()
+  start: Path | None = Flag(
+    parse=Path,
+    form="FILE.npz",
+    help="Public vectors to start from, an array for each class name (default:"
+    " start from zero).",
+  ).default(None)
+  balanced: bool = BALANCED.default(False)
+  ledger: Path | None = LEDGER.default(None)
+  weak_privacy: bool = WEAK_PRIVACY.default(False)
+  noise_seed: int | None = NOISE_SEED.default(None)
+  hosts: str | None = Flag(
+    form="auto|INDEX/COUNT@HOST:PORT",
+    help="Train on several hosts, each started with this flag and its own"
+    " INDEX (default: one host).",
+  ).default(None)
+
+  @property
+  def is_one_of_hosts(self) -> bool:
+    return self.hosts is not None

@@ -4,144 +4,292 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.head_config import HeadName
+from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline import commands as f
+from oneshot_dp.pipeline.commands import (
+  BALANCED,
+  DELTA,
+  HEAD_KIND,
+  LEDGER,
+  ROWS,
+  WEAK_PRIVACY,
+  CommandFlags,
+  Flag,
+)
+from oneshot_dp.pipeline.requests import AuditRequest, TrainRequest
 
 if TYPE_CHECKING:
   from oneshot_dp.pipeline.audit import Bounds, Claim
+  from oneshot_dp.pipeline.runs.plan import Plan
+
+_MIN_CANARIES = 100
+_MAX_CANARIES = 20_000
+_CANARIES_WITHOUT_CACHE = 2_000
+_DIM_WITHOUT_CACHE = 128
+_RUNS_WITHOUT_CACHE = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(CommandFlags):
   """Attack heads: guess what they were trained on, and bound their epsilon.
 
-  Canaries are rows that are in the data by the toss of a coin; right guesses
-  bound epsilon from below. Alone, they take ten runs without a charge; with
-  --cache they go among its rows in one run, which is charged. Exit status 1 if
-  epsilon is more than was claimed.
-
-  Example: oneshot-dp audit --epsilon 1 --delta 1e-6 --cache caches/train
+  Canaries are rows that are in the data by the toss of a coin; right guesses of
+  the coins bound epsilon from below. Without --cache they go into ten runs on
+  synthetic rows, which are not charged; with --cache they go among its rows in
+  one run, which is charged. Exit status 1 if epsilon is more than was claimed.
   """
 
-  epsilon: Annotated[float, f.flag("The claim to test.", "E")]
-  delta: f.Delta
-  head: f.HeadKind = "auto"
-  balanced: Annotated[f.Switch, f.flag("As for train.")] = False
-  cache: Annotated[
-    Path | None, f.flag("Private rows to attack; charged.", "CACHE")
-  ] = None
-  rows: f.Rows = ""
-  ledger: f.LedgerFile = None
-  canaries: Annotated[
-    int | None, f.flag("Canaries in a run; else thousands.", "N")
-  ] = None
-  weak_privacy: f.WeakPrivacy = False
+  EXAMPLES: ClassVar = (
+    "oneshot-dp audit --epsilon 1 --delta 1e-6",
+    "oneshot-dp audit --epsilon 1 --delta 1e-6 --cache caches/train",
+  )
+
+  epsilon: float = Flag(
+    parse=float, form="EPSILON", help="Claimed epsilon, which is attacked."
+  ).required()
+  delta: float = DELTA.required()
+  head: HeadName = HEAD_KIND.default("auto")
+  balanced: bool = BALANCED.default(False)
+  cache: Path | None = Flag(
+    parse=Path,
+    form="CACHE",
+    help="Private rows among which the canaries go; they are charged (default:"
+    " synthetic rows).",
+  ).default(None)
+  rows: str = ROWS.default("")
+  ledger: Path | None = LEDGER.default(None)
+  canaries: int | None = Flag(
+    parse=int,
+    form="N",
+    help=f"Canaries per run, {_MIN_CANARIES} to {_MAX_CANARIES} (default:"
+    f" {_CANARIES_WITHOUT_CACHE}, or as many as a cache's budget can tell"
+    " apart).",
+  ).default(None)
+  weak_privacy: bool = WEAK_PRIVACY.default(False)
+
+  def request(self) -> AuditRequest:
+    """Returns what is asked of the audit."""
+    return AuditRequest(
+      head=self.head,
+      epsilon=self.epsilon,
+      delta=self.delta,
+      balanced=self.balanced,
+      cache=self.cache,
+      part=Part.parse(self.rows),
+      ledger=self.ledger,
+      canaries=self.canaries,
+      allow_weak_privacy=self.weak_privacy,
+    )
 
 
 def run(flags: Flags) -> Answer:
   """Attacks."""
+  request = flags.request()
+  if request.canaries is not None and not (
+    _MIN_CANARIES <= request.canaries <= _MAX_CANARIES
+  ):
+    raise InputError(
+      f"--canaries {request.canaries}: give {_MIN_CANARIES} to {_MAX_CANARIES}."
+    )
+  if request.cache is None:
+    return _attack_synthetic_rows(request)
+  return _attack_real_rows(request, request.cache)
+
+
+def _claim_of(request: AuditRequest) -> "Claim":
+  from oneshot_dp.pipeline.audit import Claim
+
+  return Claim(request.head, request.epsilon, request.delta, request.balanced)
+
+
+def _attack_synthetic_rows(request: AuditRequest) -> Answer:
+  """Attacks several runs on canaries alone: no private row, and no charge."""
   from oneshot_dp.linear_dp.accounting import check_budget
-  from oneshot_dp.pipeline import audit
+  from oneshot_dp.pipeline.audit import Canaries, audit_made_up
 
-  claim = audit.Claim(flags.head, flags.epsilon, flags.delta, flags.balanced)
-  if flags.canaries is not None and not 100 <= flags.canaries <= 20_000:
-    raise InputError(f"--canaries {flags.canaries}: give 100 to 20000.")
-  if flags.cache is not None:
-    bounds, where = _among_real_rows(flags, flags.cache, claim)
-    return answer_of(claim, bounds, (), where)
-  insisted = flags.weak_privacy
   check_budget(
-    flags.epsilon, flags.delta, allow_weak_privacy=insisted, flag="--epsilon"
+    request.epsilon,
+    request.delta,
+    allow_weak_privacy=request.allow_weak_privacy,
+    flag="--epsilon",
   )
-  if flags.rows or flags.ledger:
+  if not request.part.is_whole or request.ledger is not None:
     raise InputError("--rows and --ledger go with --cache: give it, too.")
-  if flags.balanced and flags.head != "auto":
+  if request.balanced and request.head != "auto":
     raise InputError("--balanced goes with --head auto: leave it out.")
-  count = flags.canaries or 2000
-  canaries = audit.Canaries(count=count, dim=128, num_classes=2)
-  found = audit.audit_made_up(claim, canaries)
-  return answer_of(claim, *found, f"10 runs of {count:,} canaries")
+  count = request.canaries or _CANARIES_WITHOUT_CACHE
+  claim = _claim_of(request)
+  bounds, faults = audit_made_up(
+    claim,
+    Canaries(count=count, dim=_DIM_WITHOUT_CACHE, num_classes=2),
+    _RUNS_WITHOUT_CACHE,
+  )
+  return answer_of(
+    claim, bounds, faults, f"{_RUNS_WITHOUT_CACHE} runs of {count:,} canaries"
+  )
 
 
-def _among_real_rows(
-  flags: Flags, path: Path, claim: "Claim"
-) -> tuple["Bounds", str]:
-  """One run, charged before; what can fail is tried before that."""
+def _plan_of(request: AuditRequest, cache: Path) -> "Plan":
+  """Opens, checks and prices the training run that is attacked."""
+  from oneshot_dp.linear_dp.distributed.hosts import ALONE
+  from oneshot_dp.pipeline.runs.plan import build_plan
+
+  return build_plan(
+    TrainRequest(
+      cache=cache,
+      part=request.part,
+      heads=(request.head,),
+      epsilons=(request.epsilon,),
+      delta=request.delta,
+      out=cache.resolve() / "audit",  # names the run in the ledger
+      balanced=request.balanced,
+      ledger=request.ledger,
+      allow_weak_privacy=request.allow_weak_privacy,
+    ),
+    ALONE,
+  )
+
+
+def _attack_real_rows(request: AuditRequest, path: Path) -> Answer:
+  """Attacks one run among real rows, charged before.
+
+  What can fail is tried before the charge.
+  """
   import msgspec
 
-  from oneshot_dp.linear_dp.distributed.hosts import ALONE
-  from oneshot_dp.linear_dp.memory import memory_needed
   from oneshot_dp.pipeline import audit
-  from oneshot_dp.pipeline.commands import train
   from oneshot_dp.pipeline.runs.evaluation import data_of
-  from oneshot_dp.pipeline.runs.plan import Plan, check_memory
 
-  given, out = vars(flags).copy(), path.resolve() / "audit"
-  del given["canaries"]
-  plan = Plan(train.Flags(out=out, **given), ALONE)
-  cache, head, k = plan.train, claim.head, plan.train.info.num_classes
-  if k < 2:
+  plan = _plan_of(request, path)
+  cache = plan.train.cache
+  if cache.info.num_classes < 2:
     raise InputError(
       f"{cache.name} has one class: give a cache of two or more."
     )
-  dim = 512 if head == "auto" else 2048
-  best = max(1000, int(k * dim / plan.mu2))  # more hide one another
-  m, d = flags.canaries or min(20_000, best), cache.info.feature_dim + dim
-  shard = min(cache.info.shard_rows, cache.info.source_num_examples)
-  needs = memory_needed(
-    head,
-    n=cache.n + m,
-    feature_dim=d,
-    num_classes=k,
-    privacy_unit=cache.info.unit,
-    shard_rows=shard,
-  )
-  what = f"{m:,} canaries of {d:,} numbers among {cache.n:,} rows"
-  check_memory(what, needs + m * (64 * d + 256 * k), "give fewer --canaries")
+  claim = _claim_of(request)
+  canary_dim = 512 if request.head == "auto" else 2048
+  num_canaries = request.canaries
+  if num_canaries is None:
+    # More would hide one another in so few dimensions.
+    best = int(cache.info.num_classes * canary_dim / plan.mu_squared)
+    num_canaries = min(_MAX_CANARIES, max(1000, best))
+  _check_memory_of_canaries(plan, request.head, num_canaries, canary_dim)
   canaries = audit.Canaries(
-    count=m, dim=dim, num_classes=k, real=data_of(cache)
+    count=num_canaries,
+    dim=canary_dim,
+    num_classes=cache.info.num_classes,
+    real=data_of(cache),
   )
-  plan.rows.clear()  # of `auto`, kept in memory
-  rows, coins = audit.tossed(canaries, head)
-  (charge,) = plan.bills[0].charges
+
+  (request_of_rows,) = plan.charge_requests
+  (charge,) = request_of_rows.charges
   charge = msgspec.structs.replace(
     charge, description=f"audit of {charge.description}"
   )
-  bill = dataclasses.replace(plan.bills[0], charges=(charge,))
+  charge_request = dataclasses.replace(request_of_rows, charges=(charge,))
+  ledger = plan.ledger
+  lines = [
+    *plan.notes,
+    f"{charge.description}: {charge_request.dataset!r} is charged, in"
+    f" {ledger.path}",
+  ]
+  out = plan.request.out
+  # The rows of `auto` stay in memory; here they are read again with canaries.
+  del plan
+  rows, coins = audit.tossed(canaries, request.head)
   rows.validate()
-  said = f"{charge.description}: {bill.dataset!r} pays, by {plan.ledger.path}"
-  print(*plan.notes, said, sep="\n", file=sys.stderr)
-  asked = {"audit": claim, "canaries": m, "digest": cache.private_digest}
-  ids = plan.ledger.charge([bill], out, asked)
-  seen = audit.attacked(rows, claim)
-  plan.ledger.deliver(ids, {})  # before anybody sees it: it is shown once
-  scores = audit.scores_of(seen, coins * 0.0 + 0.5)
-  bounds = audit.bounds_of(scores, scores, coins, flags.delta)
-  return bounds, f"one run of {m:,} canaries among {cache.n:,} rows"
+  for line in lines:
+    print(line, file=sys.stderr)
+
+  identity = {
+    "audit": claim,
+    "canaries": num_canaries,
+    "digest": cache.private_digest,
+  }
+  charge_ids = ledger.charge([charge_request], out, identity)
+  observed = audit.attacked(rows, claim)
+  # Noted before anybody sees it: the charge pays for one answer.
+  ledger.deliver(charge_ids, {})
+  scores = audit.scores_of(observed, coins * 0.0 + 0.5)
+  bounds = audit.bounds_of(scores, scores, coins, request.delta)
+  return answer_of(
+    claim,
+    bounds,
+    (),
+    f"one run of {num_canaries:,} canaries among {cache.n:,} rows",
+  )
+
+
+def _check_memory_of_canaries(
+  plan: "Plan", head: HeadName, num_canaries: int, canary_dim: int
+) -> None:
+  """Refuses canaries that this machine has no memory for."""
+  from oneshot_dp.linear_dp.memory import memory_needed
+  from oneshot_dp.pipeline.runs.resources import check_memory
+
+  info = plan.train.cache.info
+  feature_dim = info.feature_dim + canary_dim
+  needs = memory_needed(
+    head,
+    n=plan.train.cache.n + num_canaries,
+    feature_dim=feature_dim,
+    num_classes=info.num_classes,
+    privacy_unit=info.unit,
+    shard_rows=min(info.shard_rows, info.source_num_examples),
+  )
+  needs += num_canaries * (64 * feature_dim + 256 * info.num_classes)
+  check_memory(
+    f"{num_canaries:,} canaries of {feature_dim:,} numbers among"
+    f" {plan.train.cache.n:,} rows",
+    needs,
+    "give fewer --canaries",
+  )
 
 
 def answer_of(
   claim: "Claim", bounds: "Bounds", faults: Sequence[str], where: str
 ) -> Answer:
-  """What was proved of a claim; a failure if it does not hold."""
-  head, epsilon = claim.head, claim.epsilon
-  if (worst := max(bounds.gaussian, bounds.blind)) > epsilon:
-    faults = (*faults, f"epsilon is at least {worst:.4g}, not {epsilon:g}")
-  share = bounds.gaussian / epsilon
-  text = (
-    f"claim        {head}, epsilon {epsilon:g} at delta {claim.delta:g}\n"
-    f"lower bound  {bounds.gaussian:.4f}, {share:.2f} of it, 95 % sure\n"
-    f"             {bounds.blind:.4f} by guesses that know no coin\n"
-    f"attack       {where}; area under the ROC curve {bounds.auroc:.4f}"
-  )
-  facts = claim._asdict() | {"where": where, **bounds._asdict()}
-  failure = RunError(f"epsilon {epsilon:g} of {head} does not hold.")
+  """States what was proved about a claim; a failure if it does not hold.
+
+  Args:
+    claim: what was attacked.
+    bounds: lower bounds of its ε.
+    faults: what else was found wrong.
+    where: what was attacked, in words.
+  """
+  all_faults = list(faults)
+  worst = max(bounds.gaussian, bounds.blind)
+  if worst > claim.epsilon:
+    all_faults.append(f"epsilon is at least {worst:.4g}, not {claim.epsilon:g}")
+  failure = None
+  if all_faults:
+    failure = RunError(
+      f"epsilon {claim.epsilon:g} of {claim.head} does not hold."
+    )
+  share = 100 * bounds.gaussian / claim.epsilon
+  lines = [
+    f"claim        {claim.head}, epsilon {claim.epsilon:g} at delta"
+    f" {claim.delta:g}",
+    f"lower bound  {bounds.gaussian:.4f}, {share:.0f} % of the claim, at 95 %"
+    " confidence",
+    f"             {bounds.blind:.4f} as a control: guesses independent of the"
+    " data",
+    f"attack       {where}; area under the ROC curve {bounds.auroc:.4f}",
+  ]
+  facts = {
+    **claim._asdict(),
+    "where": where,
+    **bounds._asdict(),
+    "ok": not all_faults,
+    "faults": all_faults,
+  }
   return Answer(
-    text=text,
-    facts=facts | {"ok": not faults, "faults": list(faults)},
-    faults=tuple(faults),
-    failure=failure if faults else None,
+    text="\n".join(lines),
+    facts=facts,
+    faults=tuple(all_faults),
+    failure=failure,
   )

@@ -4,115 +4,200 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline import commands as f
+from oneshot_dp.pipeline.commands import LEDGER, ROWS, CommandFlags, Flag
+
+if TYPE_CHECKING:
+  from oneshot_dp.extract.cache.read import FeatureCache
+  from oneshot_dp.pipeline.ledger.entries import Cap, LedgerEntry
+  from oneshot_dp.pipeline.ledger.ledger import Ledger
+
+_DELTA_WITHOUT_CHARGES = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
-  """Show what was spent on each private data set, what is left, and its cap.
+class Flags(CommandFlags):
+  """Show what was spent on each private data set, and set its cap.
 
   A cap keeps all releases together (max-epsilon, max-delta)-private, even where
-  each is chosen by looking at those before it. Set it before the first one:
-  what would exceed it is refused before any noise is drawn. The rows are
-  private from then on: leave those out that heads are to be scored on.
-
-  Example: oneshot-dp budget --cache caches/train --rows '[:80%]'
-  --max-epsilon 8 --max-delta 1e-5
+  each is chosen by looking at those before it. Set it before the first release:
+  later runs that would exceed it are refused before any noise is drawn. The
+  rows are private from then on: leave those out that heads are to be scored on.
   """
 
-  cache: Annotated[
-    str | None, f.flag("Show only the data set of this cache.", "CACHE")
-  ] = None
-  rows: f.Rows = ""
-  max_epsilon: Annotated[
-    float | None, f.flag("Set a cap: epsilon of all releases.", "E")
-  ] = None
-  max_delta: Annotated[float | None, f.flag("Delta of the cap.", "D")] = None
-  ledger: f.LedgerFile = None
+  EXAMPLES: ClassVar = (
+    "oneshot-dp budget",
+    "oneshot-dp budget --cache caches/train --rows '[:80%]' --max-epsilon 8"
+    " --max-delta 1e-5",
+  )
+
+  cache: str | None = Flag(
+    form="CACHE",
+    help="Show only the data set of this cache (default: all data sets).",
+  ).default(None)
+  rows: str = ROWS.default("")
+  max_epsilon: float | None = Flag(
+    parse=float,
+    form="EPSILON",
+    help="Set a cap: the epsilon of all releases together (default: show the"
+    " cap that there is).",
+  ).default(None)
+  max_delta: float | None = Flag(
+    parse=float,
+    form="DELTA",
+    help="Delta of the cap; needed with --max-epsilon.",
+  ).default(None)
+  ledger: Path | None = LEDGER.default(None)
 
 
 def run(flags: Flags) -> Answer:
-  """Sets a cap, if one is given, and reads the ledger."""
-  from oneshot_dp.pipeline.ledger.entries import Cap
+  """Sets a cap, if one is given, and shows the ledger."""
   from oneshot_dp.pipeline.ledger.ledger import Ledger, open_existing_ledger
 
-  epsilon, delta = flags.max_epsilon, flags.max_delta
-  of_ledger = open_existing_ledger if epsilon is None else Ledger
-  ledger, cache, dataset = of_ledger(flags.ledger), None, None
+  if flags.max_epsilon is None:
+    ledger = open_existing_ledger(flags.ledger)
+  else:
+    ledger = Ledger(flags.ledger)  # a cap may be the first entry of a ledger
+  cache = None
+  dataset = None
   if flags.cache is not None:
     from oneshot_dp.extract.cache.read import open_cache
 
     cache = open_cache(flags.cache, Part.parse(flags.rows))
     dataset = cache.info.dataset
-  if epsilon is not None or delta is not None:
-    if cache is None or epsilon is None or delta is None:
-      raise InputError(
-        "a cap is of one data set and has two numbers: give --cache,"
-        " --max-epsilon and --max-delta."
-      )
-    from oneshot_dp.extract.cache.keys import keys_of
+  if flags.max_epsilon is not None or flags.max_delta is not None:
+    _set_cap(flags, ledger, cache)
+  return _show(ledger, dataset)
 
-    cap, keys = Cap(epsilon, delta), keys_of(cache)
-    for warning in ledger.set_cap(cache.info.dataset, cap, keys):
-      print(f"warning: {warning}", file=sys.stderr)
-  entries = ledger.entries(dataset)
-  lines, facts = [f"ledger: {ledger.path}"], []
-  for name in dict.fromkeys(each.dataset for each in entries):
-    said, told = _spending([e for e in entries if e.dataset == name])
-    lines += ["", f"{name}:", *said]
-    facts.append({"dataset": name} | told)
+
+def _set_cap(
+  flags: Flags, ledger: "Ledger", cache: "FeatureCache | None"
+) -> None:
+  """Sets the cap of a cache's data set, and prints warnings about it."""
+  from oneshot_dp.extract.cache.keys import keys_of
+  from oneshot_dp.pipeline.ledger.entries import Cap
+
+  epsilon = flags.max_epsilon
+  delta = flags.max_delta
+  if cache is None or epsilon is None or delta is None:
+    raise InputError(
+      "a cap belongs to one data set and has two numbers: give --cache,"
+      " --max-epsilon and --max-delta."
+    )
+  cap = Cap(epsilon, delta)
+  for warning in ledger.set_cap(cache.info.dataset, cap, keys_of(cache)):
+    print(f"warning: {warning}", file=sys.stderr)
+
+
+def _show(ledger: "Ledger", dataset: str | None) -> Answer:
+  """Shows what was spent on one data set, or on all of them."""
+  entries_of: dict[str, list[LedgerEntry]] = {}
+  for entry in ledger.entries(dataset):
+    entries_of.setdefault(entry.dataset, []).append(entry)
+  lines = [f"ledger: {ledger.path}"]
+  facts = []
+  for name, entries in entries_of.items():
+    spending_lines, spending = _describe_spending(entries)
+    lines += ["", f"{name}:", *spending_lines]
+    facts.append({"dataset": name, **spending})
   if not facts:
     lines.append("nothing was charged, and there is no cap")
-  told = {"ledger": ledger.path, "datasets": facts}
-  return Answer(text="\n".join(lines), facts=told)
-
-
-def _spending(entries: Sequence[Any]) -> tuple[list[str], dict[str, Any]]:
-  """What a data set was charged, and what is left; nothing private."""
-  from oneshot_dp.linear_dp.accounting import (
-    epsilon_of,
-    format_rounded_up,
-    sum_mu_squared,
+  return Answer(
+    text="\n".join(lines), facts={"ledger": ledger.path, "datasets": facts}
   )
-  from oneshot_dp.pipeline.ledger import entries as of
 
-  lines, told, cap, mu2 = [], [], of.cap_of(entries), of.spent(entries)
-  for each in entries:
-    what = each.description + (f" per {each.unit}; charge {each.id[:12]}")
-    if each.kind == "cap":
-      what = f"cap set to {of.Cap(each.epsilon, each.delta)}"
-    elif each.mu_squared is None:
-      what += "; NOT PRIVATE"
-    lines.append(f"  {each.time}  {what}")
-    cost = None if each.mu_squared is None else float(Fraction(each.mu_squared))
-    told.append({"time": each.time, "what": what, "mu_squared": cost})
-  deltas = [e.delta for e in entries if e.delta and e.kind == "charge"]
-  delta = cap.delta if cap else min(deltas, default=1e-6)
-  spent = {
-    "epsilon": epsilon_of(sum_mu_squared([mu2]), delta),
-    "epsilon_if_replaced": epsilon_of(sum_mu_squared([4 * mu2]), delta),
-    "delta": delta,
-    "mu_squared": float(mu2),
-    "not_private": sum(
-      e.kind == "charge" and e.mu_squared is None for e in entries
-    ),
-  }
-  epsilon, replaced, at = map(format_rounded_up, [*spent.values()][:3])
+
+def _describe_spending(
+  entries: "Sequence[LedgerEntry]",
+) -> tuple[list[str], dict[str, Any]]:
+  """Describes what one data set was charged, and what remains.
+
+  Returns:
+    Lines for people, and the same as JSON; nothing in either is private.
+  """
+  from oneshot_dp.linear_dp.accounting import format_rounded_up
+  from oneshot_dp.pipeline.ledger.entries import (
+    cap_of,
+    describe_remaining,
+    remaining_epsilon,
+    spent,
+  )
+
+  cap = cap_of(entries)
+  spent_mu_squared = spent(entries)
+  lines = []
+  entry_facts = []
+  for entry in entries:
+    what = _describe_entry(entry)
+    lines.append(f"  {entry.time}  {what}")
+    cost = (
+      None if entry.mu_squared is None else float(Fraction(entry.mu_squared))
+    )
+    entry_facts.append({"time": entry.time, "what": what, "mu_squared": cost})
+
+  spending = _spending_of(entries, cap, spent_mu_squared)
   lines.append(
-    f"  spent, all together: epsilon {epsilon} at delta {at}; {replaced} if a"
-    " unit is replaced by another"
+    f"  spent, all together: epsilon {format_rounded_up(spending['epsilon'])}"
+    f" at delta {format_rounded_up(spending['delta'])};"
+    f" {format_rounded_up(spending['epsilon_if_replaced'])} if a unit is"
+    " replaced by another"
   )
-  if exposed := spent["not_private"]:
-    lines.append(f"  {exposed} are NOT PRIVATE: no epsilon covers them")
-  left, said = None, "no cap: set one with --max-epsilon and --max-delta"
-  if cap:
-    left = of.remaining_epsilon(cap, mu2)
-    words = of.describe_remaining(cap, mu2)
-    said = f"cap: {cap}; {words}"
-  lines.append(f"  {said}")
-  return lines, {"entries": told, "spent": spent, "cap": cap, "left": left}
+  if spending["not_private"]:
+    lines.append(
+      f"  {spending['not_private']} are NOT PRIVATE: no epsilon covers them"
+    )
+  remaining = None
+  if cap is None:
+    lines.append("  no cap: set one with --max-epsilon and --max-delta")
+  else:
+    remaining = remaining_epsilon(cap, spent_mu_squared)
+    lines.append(f"  cap: {cap}; {describe_remaining(cap, spent_mu_squared)}")
+  facts = {
+    "entries": entry_facts,
+    "spent": spending,
+    "cap": cap,
+    "left": remaining,
+  }
+  return lines, facts
+
+
+def _describe_entry(entry: "LedgerEntry") -> str:
+  from oneshot_dp.pipeline.ledger.entries import Cap
+
+  if entry.kind == "cap":
+    return f"cap set to {Cap(entry.epsilon, entry.delta or 0.0)}"
+  what = f"{entry.description} per {entry.unit}; charge {entry.id[:12]}"
+  if entry.mu_squared is None:
+    what += "; NOT PRIVATE"
+  return what
+
+
+def _spending_of(
+  entries: "Sequence[LedgerEntry]", cap: "Cap | None", mu_squared: Fraction
+) -> dict[str, Any]:
+  """States what μ² comes to, at the δ of the cap or the least that was charged.
+
+  Replacing a unit by another is one removal and one addition, whose μ add up:
+  twice μ, or four times μ².
+  """
+  from oneshot_dp.linear_dp.accounting import epsilon_of, sum_mu_squared
+
+  charges = [entry for entry in entries if entry.kind == "charge"]
+  if cap is not None:
+    delta = cap.delta
+  else:
+    deltas = [charge.delta for charge in charges if charge.delta]
+    delta = min(deltas, default=_DELTA_WITHOUT_CHARGES)
+  exposed = [charge for charge in charges if charge.mu_squared is None]
+  return {
+    "epsilon": epsilon_of(sum_mu_squared([mu_squared]), delta),
+    "epsilon_if_replaced": epsilon_of(sum_mu_squared([4 * mu_squared]), delta),
+    "delta": delta,
+    "mu_squared": float(mu_squared),
+    "not_private": len(exposed),
+  }

@@ -2,59 +2,81 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline.commands import flag
+from oneshot_dp.pipeline.commands import CommandFlags, Flag
+from oneshot_dp.pipeline.requests import EvalSet, TrainRequest
+
+_CACHES = "caches"
+_LEDGER = "ledger.sqlite"
+_RESULTS = "results"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(CommandFlags):
   """Run everything on 1,797 handwritten digits, in seconds, without downloads.
 
   Its ledger is in its own folder; no budget of yours is spent.
-
-  Example: oneshot-dp demo --out demo
   """
 
-  out: Annotated[Path, flag("Caches, ledger and results.", "DIR")] = Path(
-    "demo"
-  )
+  EXAMPLES: ClassVar = ("oneshot-dp demo --out demo",)
+
+  out: Path = Flag(
+    parse=Path, form="DIR", help="Folder for caches, ledger and results."
+  ).default(Path("demo"))
 
 
 def run(flags: Flags) -> Answer:
-  """Extracts both splits, and sweeps epsilon with both heads."""
-  from oneshot_dp.configs.extract_config import load_experiment
-  from oneshot_dp.extract.job.job import run_extraction
+  """Extracts both splits, and trains and scores two kinds of head."""
   from oneshot_dp.extract.storage import is_url
-  from oneshot_dp.pipeline.commands import sweep
+  from oneshot_dp.pipeline.runs.run import run_request
 
-  out, caches, results = flags.out, flags.out / "caches", flags.out / "results"
+  out = flags.out
   if is_url(out):
     raise InputError(f"--out {out}: name a folder on a disk.")
+  results = out / _RESULTS
   if results.exists():
-    said = f"{results} is there already; name another --out to begin anew"
-    return Answer(text=said, facts={"results": results})
-  own = "caches", "ledger.sqlite", f".{results.name}.unfinished"
-  there = {path.name for path in out.iterdir()} if out.is_dir() else set()
-  if there - {*own}:
-    raise InputError(f"--out {out} holds other files: name a new folder.")
-  digits = load_experiment("digits")
-  for split in "train", "test":
-    source = dataclasses.replace(digits.source, split=split)
-    config = dataclasses.replace(digits, source=source)
-    run_extraction(config, str(caches / split))
-  return sweep.run(
-    sweep.Flags(
+    return Answer(
+      text=f"{results} exists already; name another --out to begin anew",
+      facts={"results": results},
+    )
+  _check_folder_is_ours(out)
+  caches = out / _CACHES
+  _extract_digits(caches)
+  return run_request(
+    TrainRequest(
       cache=caches / "train",
-      eval_cache=caches / "test",
-      out=results,
       heads=("lamb", "auto"),
       epsilons=(0.5, 1.0, 2.0, 4.0, 8.0),
       delta=1e-5,
+      out=results,
       num_draws=3,
       baseline=True,
-      ledger=out / "ledger.sqlite",
+      eval_set=EvalSet(cache=caches / "test"),
+      ledger=out / _LEDGER,
     )
   )
+
+
+def _check_folder_is_ours(out: Path) -> None:
+  """Refuses a folder with anything in it that a demo does not write."""
+  if not out.is_dir():
+    return
+  written_by_demo = {_CACHES, _LEDGER, f".{_RESULTS}.unfinished"}
+  for path in out.iterdir():
+    if path.name not in written_by_demo:
+      raise InputError(f"--out {out} holds other files: name a new folder.")
+
+
+def _extract_digits(caches: Path) -> None:
+  """Writes a cache of each split of the digits that come with the package."""
+  from oneshot_dp.configs.extract_config import load_experiment
+  from oneshot_dp.extract.job.job import run_extraction
+
+  digits = load_experiment("digits")
+  for split in ("train", "test"):
+    source = dataclasses.replace(digits.source, split=split)
+    config = dataclasses.replace(digits, source=source)
+    run_extraction(config, str(caches / split))

@@ -2,48 +2,90 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, ClassVar
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline import commands as f
+from oneshot_dp.pipeline.commands import (
+  BACKBONE_FILE,
+  HEAD_FOLDER,
+  LEDGER,
+  WEIGHTS,
+  CommandFlags,
+  Flag,
+)
+
+if TYPE_CHECKING:
+  from oneshot_dp.extract.backbones.backbone import Backbone
+  from oneshot_dp.pipeline.heads.head_folder import SavedHead
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(CommandFlags):
   """Write a head and its backbone as a model for other libraries.
 
-  StableHLO (jax.export) of the head, alone and with its backbone; timm's form,
-  which transformers opens, for ViT, DeiT, DINOv2, SigLIP, BiT; receipt, card.
-
-  oneshot-dp export heads/2 --to model
+  Writes StableHLO (jax.export) of the head, alone and with its backbone; the
+  form of timm, which transformers opens too, for ViT, DeiT, DINOv2, SigLIP and
+  BiT; receipt and model card.
   """
 
-  head: f.HeadFolder
-  to: Annotated[Path, f.flag("Folder to write; not there yet.", "DIR")]
-  weights: f.Weights = None
-  backbone: f.BackboneFile = None
-  registry: Annotated[
-    f.Switch, f.flag("Also a draft for the DP Deployments Registry.")
-  ] = False
-  ledger: f.LedgerFile = None
+  EXAMPLES: ClassVar = ("oneshot-dp export heads/2 --to model",)
+
+  head: Path = HEAD_FOLDER.required()
+  to: Path = Flag(
+    parse=Path, form="DIR", help="Folder to write; it must not exist."
+  ).required()
+  weights: str | None = WEIGHTS.default(None)
+  backbone: str | None = BACKBONE_FILE.default(None)
+  registry: bool = Flag(
+    help="Also write a draft for the Differential Privacy Deployments Registry."
+  ).default(False)
+  ledger: Path | None = LEDGER.default(None)
 
 
 def run(flags: Flags) -> Answer:
-  """Writes it."""
+  """Writes the model."""
   from oneshot_dp.pipeline.exports import LEDGER_NOTICES, export_head
   from oneshot_dp.pipeline.heads.head_folder import read_head
   from oneshot_dp.pipeline.heads.verify import verify_head
   from oneshot_dp.pipeline.ledger.ledger import open_existing_ledger
-  from oneshot_dp.pipeline.prediction import backbone_of
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
   saved = read_head(flags.head)
   if not saved.trained.private:
     raise InputError(f"{flags.head} is {NOT_PRIVATE}: it is not exported.")
   verdict = verify_head(flags.head, open_existing_ledger(flags.ledger))
+  files, notes = export_head(
+    flags.to,
+    saved,
+    verdict,
+    _find_backbone(saved, flags),
+    with_registry=flags.registry,
+  )
+  lines = [f"{flags.to}: {', '.join(files)}", *notes]
+  notice = LEDGER_NOTICES[verdict.status]
+  if notice:
+    lines.insert(0, notice)
+  return Answer(
+    text="\n".join(lines),
+    facts={
+      "out": flags.to,
+      "files": files,
+      "notes": notes,
+      "vouched": verdict.vouched,
+    },
+  )
+
+
+def _find_backbone(saved: "SavedHead", flags: Flags) -> "Backbone | str":
+  """Returns the backbone, or why it is not at hand: then the head goes alone.
+
+  InputError: a backbone or weights were named, and do not serve.
+  """
+  from oneshot_dp.pipeline.prediction import backbone_of
+
   try:
-    backbone = backbone_of(
+    return backbone_of(
       saved,
       backbone=flags.backbone,
       weights=flags.weights,
@@ -52,12 +94,4 @@ def run(flags: Flags) -> Answer:
   except InputError as error:
     if flags.backbone or flags.weights:
       raise
-    backbone = str(error)
-  files, notes = export_head(
-    flags.to, saved, verdict, backbone, with_registry=flags.registry
-  )
-  notice = LEDGER_NOTICES[verdict.status]
-  lines = [*filter(None, [notice]), f"{flags.to}: {', '.join(files)}", *notes]
-  facts = {"out": flags.to, "files": files, "notes": notes}
-  facts |= {"vouched": verdict.vouched}
-  return Answer(text="\n".join(lines), facts=facts)
+    return str(error)

@@ -2,9 +2,9 @@
 
 import dataclasses
 import os
-from typing import Annotated, Any
-
-from tyro.conf import Positional, Suppress
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import (
@@ -13,98 +13,282 @@ from oneshot_dp.configs.extract_config import (
   EmbeddingDtype,
   ExtractConfig,
   OnDecodeError,
+  PreprocessConfig,
   SourceConfig,
   load_experiment,
 )
 from oneshot_dp.extract.backbones.names import backbone_names
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline import commands as f
+from oneshot_dp.pipeline.commands import CommandFlags, Flag
 
-STOP_SECONDS = 60
-"""A job on an engine is stopped there before the command ends."""
-_UNITS = "Whose images are: column, CSV, or '/(?P<patient>[^/_]+)_'."
-_DTYPES = "float16|float32|bfloat16"
-_BACKBONE = "A name, or FILE.py:FUNCTION."
+_SOURCE = "source"
+_LABELS = "labels and units"
+_BACKBONE = "backbone"
+_OUTPUT = "output"
+_BEAM = "Beam"
+# What makes a word a place and not the name of an experiment: a URL, a pattern.
+_PLACE_SIGNS = set(":*{")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(CommandFlags):
   """Embed every image of a source, once, with a frozen public backbone.
 
-  SOURCE: a folder of a folder for each class, FILE.npz, Parquet or WebDataset
-  files, gs:// or s3:// URLs of them, tfds:NAME; or an experiment:
+  SOURCE is a folder with a folder for each class; FILE.npz; Parquet files or
+  WebDataset tars; gs:// or s3:// URLs of any of these; tfds:NAME; or an
+  experiment:
   {experiments}.
 
-  Backbones: {backbones}.
-  Other flags go to Beam (--runner=…). The same command resumes a stopped job.
+  Backbones:
+  {backbones}.
 
-  oneshot-dp extract photos --backbone vit_ti16 --out caches/train
+  The same command resumes a job that was stopped.
   """
 
-  source: Annotated[Positional[tuple[str, ...]], f.flag("Images.", "SOURCE")]
-  out: Annotated[str, f.flag("The cache; private, as the images.", "CACHE")]
-  split: Annotated[str | None, f.flag("train, test, …", "NAME")] = None
-  name: Annotated[str | None, f.flag("Public name of the data.", "NAME")] = None
-  image: Annotated[str | None, f.flag("Column of images.", "NAME")] = None
-  label: Annotated[str | None, f.flag("Column of labels.", "NAME")] = None
-  class_names: Annotated[
-    tuple[str, ...], f.flag("All of them, by name.", "C")
-  ] = ()
-  num_classes: Annotated[int | None, f.flag("Or how many.", "K")] = None
-  units: Annotated[str | None, f.flag(_UNITS, "BY")] = None
-  data_dir: Annotated[str | None, f.flag("Where TFDS's are.", "DIR")] = None
-  backbone: Annotated[str | None, f.flag(_BACKBONE, "NAME")] = None
-  weights: Annotated[str | None, f.flag("Else the name's.", "FILE")] = None
-  weights_sha256: Annotated[str | None, f.flag("Of these.", "HEX")] = None
-  embedding: Annotated[str | None, f.flag("Layer: cls, mean …", "NAME")] = None
-  compute_dtype: Annotated[
-    ComputeDtype | None, f.flag("Of products.", "float32|bfloat16")
-  ] = None
-  image_size: Annotated[int | None, f.flag("Side, pixels.", "N")] = None
-  resize: Annotated[str | None, f.flag("N, or square.", "HOW")] = None
-  views: Annotated[int | None, f.flag("Mean of random crops.", "N")] = None
-  batch_size: Annotated[int | None, f.flag("Images per call.", "N")] = None
-  embedding_dtype: Annotated[
-    EmbeddingDtype | None, f.flag("As stored.", _DTYPES)
-  ] = None
-  shard_rows: Annotated[int | None, f.flag("Images per shard.", "N")] = None
-  on_decode_error: Annotated[
-    OnDecodeError | None, f.flag("If broken.", "fail|skip")
-  ] = None
-  stall_seconds: Annotated[int | None, f.flag("Longest wait.", "N")] = None
-  beam_options: Suppress[tuple[str, ...]] = ()
+  EXAMPLES: ClassVar = (
+    "oneshot-dp extract photos --backbone vit_ti16 --out caches/train",
+    "oneshot-dp extract xrays --units '/(?P<patient>[^/_]+)_' --out"
+    " caches/xrays",
+  )
+  # A job on an engine is stopped there before the command ends.
+  STOP_SECONDS: ClassVar[float] = 60.0
+
+  source: tuple[str, ...] = Flag(
+    form="SOURCE",
+    positional=True,
+    several=True,
+    group=_SOURCE,
+    help="Where the images are.",
+  ).required()
+  split: str | None = Flag(
+    form="NAME",
+    group=_SOURCE,
+    help="Split to embed, such as train or test (default: the only one).",
+  ).default(None)
+  name: str | None = Flag(
+    form="NAME",
+    group=_SOURCE,
+    help="Public name of the data set, the same for all of its splits"
+    " (default: the last part of SOURCE).",
+  ).default(None)
+  image: str | None = Flag(
+    form="COLUMN",
+    group=_SOURCE,
+    help="Column, array or file extension that has the images (default: the"
+    " only one that can, or image).",
+  ).default(None)
+  data_dir: str | None = Flag(
+    form="DIR",
+    group=_SOURCE,
+    help="TFDS data directory (default: that of TFDS).",
+  ).default(None)
+
+  label: str | None = Flag(
+    form="COLUMN",
+    group=_LABELS,
+    help="Column, array or file extension that has the labels (default: the"
+    " only one that can, label, or cls).",
+  ).default(None)
+  class_names: tuple[str, ...] = Flag(
+    form="NAME",
+    several=True,
+    group=_LABELS,
+    help="Public names of all classes, where the data do not name them.",
+  ).default(())
+  num_classes: int | None = Flag(
+    parse=int,
+    form="K",
+    group=_LABELS,
+    help="Public number of classes, if they have no names; labels are 0 to"
+    " K - 1.",
+  ).default(None)
+  units: str | None = Flag(
+    form="FILE.csv|REGEX|COLUMN",
+    group=_LABELS,
+    help="Whose each image is, so that all images of one owner are protected"
+    " together: a CSV file with the header file,patient; a regular expression"
+    " on paths, such as '/(?P<patient>[^/_]+)_'; or a column (default: each"
+    " image alone).",
+  ).default(None)
+
+  backbone: str | None = Flag(
+    form="NAME|FILE.py:FUNCTION",
+    group=_BACKBONE,
+    help="Network that embeds the images: one of the above, or a function of"
+    f" your own (default: {ExtractConfig.backbone}).",
+  ).default(None)
+  weights: str | None = Flag(
+    form="FILE",
+    group=_BACKBONE,
+    help="Weights file or URL (default: the backbone's published weights).",
+  ).default(None)
+  weights_sha256: str | None = Flag(
+    form="HEX",
+    group=_BACKBONE,
+    help="Expected SHA-256 of the weights file; others are refused.",
+  ).default(None)
+  embedding: str | None = Flag(
+    form="LAYER",
+    group=_BACKBONE,
+    help="Layer that is the embedding, such as cls or mean (default: the"
+    " backbone's usual one).",
+  ).default(None)
+  image_size: int | None = Flag(
+    parse=int,
+    form="PIXELS",
+    group=_BACKBONE,
+    help="Input size in pixels (default: the backbone's).",
+  ).default(None)
+  resize: str | None = Flag(
+    form="PIXELS|square",
+    group=_BACKBONE,
+    help="Resize the shorter side to this before center-cropping, or `square`"
+    " to ignore the aspect ratio (default: the backbone's).",
+  ).default(None)
+  views: int | None = Flag(
+    parse=int,
+    form="N",
+    group=_BACKBONE,
+    help="Store the mean embedding of N random crops and flips (default: one"
+    " center crop).",
+  ).default(None)
+  compute_dtype: ComputeDtype | None = Flag(
+    form="float32|bfloat16",
+    choices=("float32", "bfloat16"),
+    group=_BACKBONE,
+    help="Dtype of matrix multiplications (default: bfloat16 on GPU and TPU,"
+    " float32 on CPU).",
+  ).default(None)
+  batch_size: int | None = Flag(
+    parse=int,
+    form="N",
+    group=_BACKBONE,
+    help="Images per call of the backbone (default: 16 for each CPU device, 64"
+    " for each TPU chip, 256 for each GPU).",
+  ).default(None)
+
+  out: str = Flag(
+    form="CACHE",
+    group=_OUTPUT,
+    help="Cache to write, a folder, gs:// or s3:// URL; as private as the"
+    " images.",
+  ).required()
+  embedding_dtype: EmbeddingDtype | None = Flag(
+    form="float16|float32|bfloat16",
+    choices=("float16", "float32", "bfloat16"),
+    group=_OUTPUT,
+    help="Dtype in which embeddings are stored (default:"
+    f" {ExtractConfig.embedding_dtype}).",
+  ).default(None)
+  shard_rows: int | None = Flag(
+    parse=int,
+    form="N",
+    group=_OUTPUT,
+    help="Images per file of the cache; a kill loses the work on one (default:"
+    f" {ExtractConfig.shard_rows}).",
+  ).default(None)
+  on_decode_error: OnDecodeError | None = Flag(
+    form="fail|skip",
+    choices=("fail", "skip"),
+    group=_OUTPUT,
+    help="What to do with undecodable images: stop and name all of them, or"
+    f" leave them out (default: {ExtractConfig.on_decode_error}).",
+  ).default(None)
+
+  stall_seconds: int | None = Flag(
+    parse=int,
+    form="SECONDS",
+    group=_BEAM,
+    help="Abort a Beam job if no shard finishes for so long (default:"
+    f" {ExtractConfig.stall_seconds}). Beam's own flags, such as"
+    " --runner=FlinkRunner, are passed on.",
+  ).default(None)
+  beam_options: tuple[str, ...] = ()
+
+  @classmethod
+  def split_beam_options(
+    cls, words: Sequence[str]
+  ) -> tuple[tuple[str, ...], list[str]]:
+    flags = [word for word in words if word.startswith("--")]
+    if not flags:  # Beam takes a second or two to import
+      return (), list(words)
+    from oneshot_dp.extract.job.beam_flags import split_beam_flags
+
+    return split_beam_flags(words)
+
+
+def _wrapped(names: Iterable[str]) -> str:
+  """Names in lines of a docstring's width."""
+  return textwrap.fill(
+    ", ".join(names), 76, subsequent_indent="  ", break_on_hyphens=False
+  )
 
 
 Flags.__doc__ = (Flags.__doc__ or "").format(
-  experiments=", ".join(EXPERIMENTS), backbones=", ".join(backbone_names())
+  experiments=_wrapped(EXPERIMENTS), backbones=_wrapped(backbone_names())
 )
 
 
 def job_of(flags: Flags) -> ExtractConfig:
-  """The job that is asked for; what is not given is the experiment's.
+  """Returns the job; what is not given is the experiment's, or the default.
 
-  InputError: no SOURCE, or values that make no job.
+  InputError: values that make no job.
   """
   if not flags.source:
     raise InputError("give a SOURCE, such as a folder of images; see --help.")
   job = ExtractConfig(source=SourceConfig(location=flags.source))
-  word = flags.source[0]
-  is_place = os.path.lexists(word) or set(":*{") & set(word)
+  first = flags.source[0]
+  is_place = os.path.lexists(first) or bool(_PLACE_SIGNS & set(first))
   if len(flags.source) == 1 and not is_place:
-    job = load_experiment(word)
-  given = {k: v for k, v in vars(flags).items() if v not in (None, ())}
-  if (resize := given.get("resize", "square")) != "square":
-    if not resize.isdecimal():
-      raise InputError(f"--resize {resize!a}: give N, or square.")
-    given["resize"] = int(resize)
+    job = load_experiment(first)
+  source = _with_given(
+    job.source,
+    split=flags.split,
+    name=flags.name,
+    image=flags.image,
+    label=flags.label,
+    class_names=flags.class_names,
+    num_classes=flags.num_classes,
+    units=flags.units,
+    data_dir=flags.data_dir,
+  )
+  preprocess: PreprocessConfig = _with_given(
+    job.preprocess,
+    image_size=flags.image_size,
+    resize=_parse_resize(flags.resize),
+  )
+  return _with_given(
+    job,
+    source=source,
+    preprocess=preprocess,
+    backbone=flags.backbone,
+    weights=flags.weights,
+    weights_sha256=flags.weights_sha256,
+    embedding=flags.embedding,
+    compute_dtype=flags.compute_dtype,
+    views=flags.views,
+    batch_size=flags.batch_size,
+    embedding_dtype=flags.embedding_dtype,
+    shard_rows=flags.shard_rows,
+    on_decode_error=flags.on_decode_error,
+    stall_seconds=flags.stall_seconds,
+  )
 
-  def changed(config: Any, **more: Any) -> Any:
-    names = {field.name for field in dataclasses.fields(config)} - {"source"}
-    asked = {name: given[name] for name in names & given.keys()}
-    return dataclasses.replace(config, **asked | more)
 
-  source, preprocess = changed(job.source), changed(job.preprocess)
-  return changed(job, source=source, preprocess=preprocess)
+def _with_given(config: Any, **values: Any) -> Any:
+  """Returns a config with those values that were given."""
+  given = {
+    name: value for name, value in values.items() if value not in (None, ())
+  }
+  return dataclasses.replace(config, **given)
+
+
+def _parse_resize(text: str | None) -> int | str | None:
+  if text is None or text == "square":
+    return text
+  if not text.isdecimal():
+    raise InputError(f"--resize {text!a} is not a number of pixels or square.")
+  return int(text)
 
 
 def run(flags: Flags) -> Answer:
@@ -114,9 +298,10 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.extract.job.job import run_extraction
 
   cache = run_extraction(job, flags.out, flags.beam_options)
-  said = describe(cache).items()
-  lines = [f"{name:15}{value}" for name, value in said]
+  lines = [f"{cache.name}: finished"]
+  for name, value in describe(cache).items():
+    lines.append(f"{name:15}{value}")
   return Answer(
-    text="\n".join([f"{cache.name}: finished", *lines]),
+    text="\n".join(lines),
     facts={"cache": flags.out, "metadata": cache.info.public()},
   )

@@ -2,55 +2,85 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import Positional
+from typing import ClassVar
 
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline import commands as f
+from oneshot_dp.pipeline.commands import CommandFlags, Flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
-  """Make a cache of embeddings that another program computed.
+class Flags(CommandFlags):
+  """Import precomputed embeddings into a cache.
 
-  FILE: .npz, .parquet or a folder of Parquet, with embedding [n, d], label and
-  perhaps example_id. In an npz, names may begin with train_, and there may be
-  class_names.
-
-  oneshot-dp import vectors.parquet --out caches/train --num-classes 10
+  FILE is .npz, .parquet or a folder of Parquet files, with embedding [n, d],
+  label and perhaps example_id. In an npz, names may begin with train_, and
+  there may be class_names.
   """
 
-  file: Annotated[Positional[Path], f.flag("The embeddings.", "FILE")]
-  out: Annotated[Path, f.flag("Cache to write; private.", "CACHE")]
-  dataset_name: Annotated[
-    str | None, f.flag("Public name of the data; else the file's.", "NAME")
-  ] = None
-  split: Annotated[str, f.flag("Public name of the split.", "NAME")] = "train"
-  num_classes: Annotated[
-    int | None, f.flag("How many classes there are; public.", "K")
-  ] = None
-  class_names: Annotated[
-    tuple[str, ...], f.flag("Names of the classes 0, 1, …", "NAME")
-  ] = ()
-  unit_name: Annotated[
-    str | None, f.flag("Who owns several rows (patient): a column.", "NAME")
-  ] = None
-  backbone_name: Annotated[str, f.flag("What made the embeddings.", "NAME")] = (
-    "imported features"
+  EXAMPLES: ClassVar = (
+    "oneshot-dp import vectors.parquet --out caches/train --num-classes 10",
   )
+
+  file: Path = Flag(
+    parse=Path,
+    form="FILE",
+    positional=True,
+    help="File or folder with the embeddings.",
+  ).required()
+  out: Path = Flag(
+    parse=Path,
+    form="CACHE",
+    help="Cache to write; as private as the embeddings.",
+  ).required()
+  dataset_name: str | None = Flag(
+    form="NAME",
+    help="Public name of the data set (default: the file's name).",
+  ).default(None)
+  split: str = Flag(form="NAME", help="Public name of the split.").default(
+    "train"
+  )
+  num_classes: int | None = Flag(
+    parse=int,
+    form="K",
+    help="Public number of classes, if they have no names; labels are 0 to"
+    " K - 1 (default: the file's class names).",
+  ).default(None)
+  class_names: tuple[str, ...] = Flag(
+    form="NAME",
+    several=True,
+    help="Public names of all classes, in the order of the labels (default:"
+    " the file's).",
+  ).default(())
+  unit_name: str | None = Flag(
+    form="COLUMN",
+    help="Column that says who owns a row, such as patient; all rows of one"
+    " owner are protected together (default: each row alone).",
+  ).default(None)
+  backbone_name: str = Flag(
+    form="NAME", help="Public name of what computed the embeddings."
+  ).default("imported features")
 
 
 def run(flags: Flags) -> Answer:
   """Imports the file."""
   from oneshot_dp.pipeline.import_table import import_table
 
-  info = import_table(**vars(flags)).info
+  cache = import_table(
+    file=flags.file,
+    out=flags.out,
+    dataset_name=flags.dataset_name,
+    split=flags.split,
+    num_classes=flags.num_classes,
+    class_names=flags.class_names,
+    unit_name=flags.unit_name,
+    backbone_name=flags.backbone_name,
+  )
+  info = cache.info
   text = (
     f"{flags.out}: {info.dataset}, split {info.split},"
-    f" {info.source_num_examples:,} rows of {info.feature_dim} values,"
-    f" {info.num_classes} classes"
+    f" {info.source_num_examples:,} embeddings of dimension"
+    f" {info.feature_dim}, {info.num_classes} classes"
   )
   if info.unit != "example":
-    text += f"; protected as one: all rows of a {info.unit}"
+    text += f"; protected together: all rows of a {info.unit}"
   return Answer(text=text, facts={"cache": flags.out, "info": info.public()})

@@ -5,95 +5,105 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-from tyro.conf import Positional
+from typing import Any, ClassVar
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline import commands as f
+from oneshot_dp.pipeline.commands import CommandFlags, Flag
 
 _SQLITE = b"SQLite format 3\0"
-_Seen = tuple[dict[str, Any], dict[str, Any], Sequence[str]]
-"""Rows of a table, facts, and faults."""
+_CLASS_NAMES_WIDTH = 200
+_PRIVATE_KINDS = ("cache", "ledger")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
-  """Say what a path is, and what is wrong with it; exit 1 if something is.
+class Flags(CommandFlags):
+  """Identify a path and report problems; exit status 1 if there are any.
 
-  Images (folders, npz, Parquet, tar): classes, sizes, owners, duplicates, all
-  that are broken, and files that are none. A cache: its rows and every byte. A
-  head, a run, a ledger. What it says of images, caches and ledgers is PRIVATE.
-  Nothing is changed.
-
-  oneshot-dp inspect photos
+  Images (folders, npz, Parquet, tar): classes, sizes, owners, duplicates,
+  undecodable images, and files that would be skipped. A cache: every byte and
+  row is checked. A head, a run, a ledger. What it reports about images, caches
+  and ledgers is PRIVATE. Nothing is changed.
   """
 
-  path: Annotated[
-    Positional[tuple[str, ...]], f.flag("On a disk, gs:// or s3://.", "PATH")
-  ]
-  class_names: Annotated[tuple[str, ...], f.flag("As extract's.", "NAME")] = ()
-  num_classes: Annotated[int | None, f.flag("As extract's.", "K")] = None
-  units: Annotated[str | None, f.flag("Owners, as extract's.", "BY")] = None
+  EXAMPLES: ClassVar = (
+    "oneshot-dp inspect photos",
+    "oneshot-dp inspect caches/train",
+  )
+
+  path: tuple[str, ...] = Flag(
+    form="PATH",
+    positional=True,
+    several=True,
+    help="What to look at, on a disk, gs:// or s3://.",
+  ).required()
+  class_names: tuple[str, ...] = Flag(
+    form="NAME",
+    several=True,
+    help="Names of all classes of the images, as for extract (default: those"
+    " of the data).",
+  ).default(())
+  num_classes: int | None = Flag(
+    parse=int,
+    form="K",
+    help="Number of classes of the images, as for extract.",
+  ).default(None)
+  units: str | None = Flag(
+    form="FILE.csv|REGEX|COLUMN",
+    help="Whose each image is, as for extract (default: each image alone).",
+  ).default(None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Findings:
+  """What was found about a path.
+
+  Attributes:
+    table: lines of a table, by their titles.
+    facts: the same for programs.
+    faults: one line for each problem.
+  """
+
+  table: Mapping[str, Any]
+  facts: Mapping[str, Any]
+  faults: Sequence[str] = ()
 
 
 def run(flags: Flags) -> Answer:
-  """Looks at a cache, a head, a run, a ledger's file, or else at images."""
-  if not (paths := flags.path):
-    raise InputError("name a path: oneshot-dp inspect PATH.")
-  kind = _kind(paths[0]) if len(paths) == 1 else "images"
-  said = {name: v for name, v in vars(flags).items() if name != "path"}
+  """Looks at images, a cache, a head, a run or a ledger's file."""
+  kind = "images"
+  path = flags.path[0]
+  if len(flags.path) == 1:
+    kind = _kind_of(path)
   if kind == "images":
-    from oneshot_dp.extract.sources.describe import describe_images
-
-    found = describe_images(paths, **said)
-    facts = {"kind": "images", **dataclasses.asdict(found)}
-    return _with_status(found.text, facts)
-  if any(said.values()):
-    raise InputError(f"{paths[0]} is a {kind}: these flags are for images.")
-  path = paths[0]
-  looks = {"cache": _cache, "head": _head, "run": _run, "ledger": _ledger}
+    return _inspect_images(flags)
+  if flags.class_names or flags.num_classes is not None or flags.units:
+    raise InputError(f"{path} is a {kind}: these flags are for images.")
+  looks = {
+    "cache": _inspect_cache,
+    "head": _inspect_head,
+    "run": _inspect_run,
+    "ledger": _inspect_ledger,
+  }
   try:
-    rows, facts, faults = looks[kind](path)
-  except InputError as error:  # it is one, and broken
-    rows, facts, faults = {}, {}, [str(error)]
-  mark = ", PRIVATE" if kind in ("cache", "ledger") else ""
-  rows = {f"a {kind}": path + mark, **rows}
-  width = max(map(len, rows)) + 2
-  lines = (f"{name:{width}}{value}" for name, value in rows.items())
-  said = {"kind": kind, "path": path, **facts, "faults": faults}
-  return _with_status("\n".join(lines), said)
-
-
-def _with_status(text: str, facts: Mapping[str, Any]) -> Answer:
-  faults = tuple(facts["faults"])
-  said = f"{len(faults)} thing{'s are' if faults[1:] else ' is'} broken."
-  failure = RunError(said) if faults else None
-  return Answer(text=text, facts=facts, faults=faults, failure=failure)
-
-
-def _kind(path: str) -> str:
-  from oneshot_dp.extract import storage
-
-  if is_cache(path):
-    return "cache"
-  if storage.is_url(path):
-    return "images"
-  for file, kind in ("receipt.json", "head"), ("results.json", "run"):
-    if os.path.lexists(os.path.join(path, file)):
-      return kind
-  if os.path.isfile(path):
-    with open(path, "rb") as file:
-      if file.read(len(_SQLITE)) == _SQLITE:
-        return "ledger"
-  if not os.path.lexists(path):
-    raise InputError(f"{path} is not there: name a folder or a file.")
-  return "images"
+    findings = looks[kind](path)
+  except InputError as error:  # it is of this kind, and broken
+    findings = _Findings(table={}, facts={}, faults=[str(error)])
+  mark = ", PRIVATE" if kind in _PRIVATE_KINDS else ""
+  table = {f"a {kind}": path + mark, **findings.table}
+  width = max(map(len, table)) + 2
+  lines = [f"{title:{width}}{value}" for title, value in table.items()]
+  facts = {
+    "kind": kind,
+    "path": path,
+    **findings.facts,
+    "faults": findings.faults,
+  }
+  return _answer("\n".join(lines), facts, findings.faults)
 
 
 def is_cache(path: str) -> bool:
-  """Whether a finished cache is there."""
+  """Returns whether a finished cache is at a path."""
   from oneshot_dp.extract import storage
   from oneshot_dp.extract.cache.format import INFO_FILE
 
@@ -102,72 +112,127 @@ def is_cache(path: str) -> bool:
   return storage.read(storage.store_at(path), INFO_FILE, 1 << 30) is not None
 
 
-def _cache(path: str) -> _Seen:
+def _kind_of(path: str) -> str:
+  from oneshot_dp.extract import storage
+
+  if is_cache(path):
+    return "cache"
+  if storage.is_url(path):
+    return "images"
+  if os.path.lexists(os.path.join(path, "receipt.json")):
+    return "head"
+  if os.path.lexists(os.path.join(path, "results.json")):
+    return "run"
+  if os.path.isfile(path):
+    with open(path, "rb") as file:
+      if file.read(len(_SQLITE)) == _SQLITE:
+        return "ledger"
+  if not os.path.lexists(path):
+    raise InputError(f"{path} does not exist: name a folder or a file.")
+  return "images"
+
+
+def _answer(
+  text: str, facts: Mapping[str, Any], faults: Sequence[str]
+) -> Answer:
+  failure = None
+  if len(faults) == 1:
+    failure = RunError("1 problem was found.")
+  elif faults:
+    failure = RunError(f"{len(faults)} problems were found.")
+  return Answer(text=text, facts=facts, faults=tuple(faults), failure=failure)
+
+
+def _inspect_images(flags: Flags) -> Answer:
+  from oneshot_dp.extract.sources.describe import describe_images
+
+  report = describe_images(
+    flags.path,
+    class_names=flags.class_names,
+    num_classes=flags.num_classes,
+    units=flags.units,
+  )
+  facts = {"kind": "images", **dataclasses.asdict(report)}
+  return _answer(report.text, facts, report.faults)
+
+
+def _inspect_cache(path: str) -> _Findings:
   from oneshot_dp.extract.cache.read import check_cache, describe, open_cache
 
   cache = open_cache(path)
-  rows, public = describe(cache), cache.info.public()
-  return rows, {"metadata": public, **rows}, check_cache(path)
+  table = describe(cache)
+  return _Findings(
+    table=table,
+    facts={"metadata": cache.info.public(), **table},
+    faults=check_cache(path),
+  )
 
 
-def _head(path: str) -> _Seen:
+def _inspect_head(path: str) -> _Findings:
   from oneshot_dp.linear_dp.accounting import format_rounded_up
   from oneshot_dp.pipeline.heads.head_folder import read_head
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
   saved = read_head(path)
-  stated, names = saved.stated, ", ".join(saved.stated["class_names"])
-  promise = f"{NOT_PRIVATE}: {stated['noise_source'].partition(':')[0]}"
+  stated = saved.stated
   if saved.trained.private:
-    promise = (
-      f"epsilon {format_rounded_up(saved.receipt['follows']['epsilon'])}"
-      " at delta"
-      f" {format_rounded_up(stated['delta'])} per {stated['privacy_unit']}"
+    epsilon = format_rounded_up(saved.receipt["follows"]["epsilon"])
+    delta = format_rounded_up(stated["delta"])
+    guarantee = (
+      f"epsilon {epsilon} at delta {delta} per {stated['privacy_unit']}"
     )
-  rows = {
-    "guarantee": promise,
+  else:
+    source, _, _ = stated["noise_source"].partition(":")
+    guarantee = f"{NOT_PRIVATE}: {source}"
+  classes = f"{stated['num_classes']}: {', '.join(stated['class_names'])}"
+  table = {
+    "guarantee": guarantee,
     "trained by": stated["head"],
     "private data": _private_data(stated),
-    "classes": f"{stated['num_classes']}: {names}"[:200],
+    "classes": classes[:_CLASS_NAMES_WIDTH],
     "embedding": f"{stated['feature_dim']} values of"
     f" {stated['backbone']['name']}",
     "charge": f"{stated['charge']}: oneshot-dp verify asks the ledger",
   }
-  return rows, {"receipt": saved.receipt}, ()
+  return _Findings(table=table, facts={"receipt": saved.receipt})
 
 
 def _private_data(stated: Mapping[str, Any]) -> str:
-  rows = f"{stated['dataset']}, split {stated['split']}{stated['rows']}"
-  return f"{rows}, {stated['num_examples']:,} examples"
+  return (
+    f"{stated['dataset']}, split {stated['split']}{stated['rows']},"
+    f" {stated['num_examples']:,} examples"
+  )
 
 
-def _run(path: str) -> _Seen:
+def _inspect_run(path: str) -> _Findings:
   from oneshot_dp.pipeline.report import results
   from oneshot_dp.pipeline.report.saved_run import read_run
 
   run = read_run(Path(path))
   first = next(iter(run.receipts.values()))["stated"]
-  rows = {
+  table = {
     "private data": _private_data(first),
     "heads": f"{len(run.rows)}, each with a sound receipt",
   }
   if run.facts is not None:
-    table = results.table(
+    accuracies = results.table(
       run.rows, run.facts.evaluation.evaluation_set, first["num_classes"]
     )
-    rows["accuracy"] = f"of each kind and epsilon\n{table}"
-  return rows, {**run.content, "heads": run.rows}, ()
+    table["accuracy"] = f"of each kind and epsilon\n{accuracies}"
+  return _Findings(table=table, facts={**run.content, "heads": run.rows})
 
 
-def _ledger(path: str) -> _Seen:
+def _inspect_ledger(path: str) -> _Findings:
   import msgspec
 
   from oneshot_dp.pipeline.ledger.ledger import Ledger
 
-  ledger = Ledger(Path(path))
-  entries = [msgspec.to_builtins(entry) for entry in ledger.entries()]
-  for entry in entries:
-    entry.pop("asked", None)  # it tells of the rows
-  counts = collections.Counter(entry["dataset"] for entry in entries)
-  rows = {name: f"charges and caps: {n}" for name, n in counts.items()}
-  return rows, {"entries": entries}, ()
+  entries = []
+  counts: collections.Counter[str] = collections.Counter()
+  for entry in Ledger(Path(path)).entries():
+    fields = msgspec.to_builtins(entry)
+    fields.pop("asked", None)  # it describes private rows
+    entries.append(fields)
+    counts[entry.dataset] += 1
+  table = {name: f"charges and caps: {n}" for name, n in counts.items()}
+  return _Findings(table=table, facts={"entries": entries})

@@ -3,81 +3,119 @@
 import dataclasses
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import Positional
+from typing import TYPE_CHECKING, ClassVar
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import OnDecodeError
+from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline import commands as f
+from oneshot_dp.pipeline.commands import (
+  BACKBONE_FILE,
+  HEAD_FOLDER,
+  ROWS,
+  WEIGHTS,
+  CommandFlags,
+  Flag,
+)
+
+if TYPE_CHECKING:
+  from oneshot_dp.pipeline.heads.head_folder import SavedHead
+  from oneshot_dp.pipeline.prediction import Named
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
-  """Write into a CSV file which class each image is of.
+class Flags(CommandFlags):
+  """Label images with a head, and write the classes into a CSV file.
 
-  IMAGES: files, folders, npz, Parquet or tar files, on a disk, gs:// or s3://;
-  or one cache. Numbers are logits, not calibrated probabilities.
-
-  oneshot-dp predict heads/2 photos/new a.jpg --out predictions.csv
+  IMAGES are files, folders, npz, Parquet or tar files, on a disk, gs:// or
+  s3://; or one cache. Scores are logits, not probabilities.
   """
 
-  head: f.HeadFolder
-  images: Annotated[
-    Positional[tuple[str, ...]], f.flag("Images, or one cache.", "IMAGES")
-  ]
-  out: Annotated[Path, f.flag("Table to write; private.", "FILE.csv")]
-  top_k: Annotated[int, f.flag("How many classes, the best first.", "N")] = 1
-  rows: f.Rows = ""
-  weights: f.Weights = None
-  backbone: f.BackboneFile = None
-  on_decode_error: Annotated[
-    OnDecodeError, f.flag("Name all broken images, or skip them.", "fail|skip")
-  ] = "fail"
+  EXAMPLES: ClassVar = (
+    "oneshot-dp predict heads/2 photos/new a.jpg --out predictions.csv",
+  )
+
+  head: Path = HEAD_FOLDER.required()
+  images: tuple[str, ...] = Flag(
+    form="IMAGES",
+    positional=True,
+    several=True,
+    help="Images to label, or one cache.",
+  ).required()
+  out: Path = Flag(
+    parse=Path,
+    form="FILE.csv",
+    help="Table to write; as private as the images.",
+  ).required()
+  top_k: int = Flag(
+    parse=int, form="K", help="How many classes to list, the best first."
+  ).default(1)
+  rows: str = ROWS.default("")
+  weights: str | None = WEIGHTS.default(None)
+  backbone: str | None = BACKBONE_FILE.default(None)
+  on_decode_error: OnDecodeError = Flag(
+    form="fail|skip",
+    choices=("fail", "skip"),
+    help="What to do with undecodable images: stop and name all of them, or"
+    " leave them out.",
+  ).default("fail")
 
 
 def run(flags: Flags) -> Answer:
   """Writes the predictions."""
-  from oneshot_dp.configs.parts import Part
-  from oneshot_dp.extract.cache.read import open_cache
   from oneshot_dp.extract.storage import is_url
-  from oneshot_dp.pipeline import prediction
-  from oneshot_dp.pipeline.commands.inspect import is_cache
   from oneshot_dp.pipeline.heads.head_folder import read_head
+  from oneshot_dp.pipeline.prediction import predict
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
   if is_url(flags.out) or os.path.lexists(flags.out):
     raise InputError(
-      f"--out {flags.out} is there already, or no place on a disk: name a new"
-      " file."
+      f"--out {flags.out} already exists, or is not a place on a disk: name a"
+      " new file."
     )
-  saved, part = read_head(flags.head), Part.parse(flags.rows)
+  saved = read_head(flags.head)
   if not saved.trained.private:
     print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
+  broken: list[str] = []
+  count = predict(
+    flags.out,
+    saved,
+    _open_rows(flags, saved, broken),
+    broken,
+    top_k=flags.top_k,
+    skip_broken=flags.on_decode_error == "skip",
+  )
+  images = "image" if count == 1 else "images"
+  return Answer(
+    text=f"{flags.out}: {count:,} {images}; scores are logits, not"
+    " probabilities",
+    facts={"out": flags.out, "images": count, "broken": broken},
+    faults=tuple(f"broken, without a class: {name}" for name in broken),
+  )
+
+
+def _open_rows(
+  flags: Flags, saved: "SavedHead", broken: list[str]
+) -> "Iterable[Named]":
+  """Opens a cache, or embeds images; adds names of broken ones to a list."""
+  from oneshot_dp.extract.cache.read import open_cache
+  from oneshot_dp.pipeline import prediction
+  from oneshot_dp.pipeline.commands.inspect import is_cache
+
+  part = Part.parse(flags.rows)
   caches = [path for path in flags.images if is_cache(path)]
-  if caches and (flags.images[1:] or flags.weights or flags.backbone):
+  if not caches:
+    if not part.is_whole:
+      raise InputError("--rows is for a cache, and these are images.")
+    backbone = prediction.backbone_of(
+      saved, backbone=flags.backbone, weights=flags.weights
+    )
+    return prediction.of_images(backbone, flags.images, broken)
+  if len(flags.images) > 1 or flags.weights or flags.backbone:
     raise InputError(
       f"{caches[0]} is a cache: give it alone, without images, --weights or"
       " --backbone."
     )
-  broken: list[str] = []
-  if caches:
-    rows = prediction.of_cache(saved, open_cache(caches[0], part))
-  elif not part.is_whole:
-    raise InputError("--rows is for a cache, and these are images.")
-  else:
-    backbone = prediction.backbone_of(
-      saved, backbone=flags.backbone, weights=flags.weights
-    )
-    rows = prediction.of_images(backbone, flags.images, broken)
-  skip = flags.on_decode_error == "skip"
-  how = {"top_k": flags.top_k, "skip_broken": skip}
-  count = prediction.predict(flags.out, saved, rows, broken, **how)
-  text = f"{flags.out}: {count:,} image{'s' * (count != 1)}"
-  return Answer(
-    text=f"{text}; logits are not calibrated probabilities",
-    facts={"out": flags.out, "images": count, "broken": broken},
-    faults=tuple(f"broken, without a class: {name}" for name in broken),
-  )
+  return prediction.of_cache(saved, open_cache(caches[0], part))

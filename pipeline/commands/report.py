@@ -2,27 +2,29 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import Positional
+from typing import ClassVar
 
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline import commands as f
+from oneshot_dp.pipeline.commands import CommandFlags, Flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
-  """Write a page about a run or a head: DIR/report.html, for the browser.
+class Flags(CommandFlags):
+  """Write an HTML report about a run or a head: DIR/report.html.
 
-  One file: promise, cost, accuracy, the weakest classes, receipt, how to load
-  it, limits. It is made of the results and receipts in DIR alone.
-
-  oneshot-dp report results
+  One file for the browser: guarantee, cost, accuracy, the weakest classes,
+  receipt, how to load the head, limits. It is made of the results and receipts
+  in DIR alone; no cache and no ledger is read.
   """
 
-  directory: Annotated[
-    Positional[Path], f.flag("What `sweep` or `train` wrote.", "DIR")
-  ]
+  EXAMPLES: ClassVar = ("oneshot-dp report results",)
+
+  directory: Path = Flag(
+    parse=Path,
+    form="DIR",
+    positional=True,
+    help="Folder that sweep or train wrote.",
+  ).required()
 
 
 def run(flags: Flags) -> Answer:

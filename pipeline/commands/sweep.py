@@ -1,43 +1,96 @@
 """`oneshot-dp sweep`."""
 
 import dataclasses
-from typing import Annotated
+from pathlib import Path
+from typing import ClassVar
 
 from oneshot_dp.configs.head_config import HeadName
+from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline import commands as f
+from oneshot_dp.pipeline.commands import (
+  ALLOW_DUPLICATES,
+  HEAD_KINDS,
+  PRIVATE_EVAL,
+  TEST_CACHE,
+  Flag,
+  TrainingFlags,
+)
+from oneshot_dp.pipeline.requests import EvalSet, TrainRequest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(f.TrainingFlags):
+class Flags(TrainingFlags):
   """Train heads for many epsilons, and score them on a test set.
 
   Smaller epsilons are nested in larger ones: together they cost the largest,
-  once for each kind of head and each draw. Writes results.csv, accuracy.png, a
-  page and every head.
-
-  Example: oneshot-dp sweep --cache caches/train --eval-cache caches/test
-  --epsilons 0.5 2 8 --delta 1e-6 --out results
+  once for each kind of head and each draw. Writes results.csv, accuracy.png,
+  report.html and every head.
   """
 
-  eval_cache: f.TestCache
-  eval_rows: Annotated[str, f.flag("A part of the test cache.", "PART")] = ""
-  epsilons: Annotated[tuple[float, ...], f.flag("Budgets; a head each.", "E…")]
-  heads: Annotated[
-    tuple[HeadName, ...],
-    f.flag("Kinds to compare; see train.", "HEAD…", name="head"),
-  ] = ("auto",)
-  num_draws: Annotated[int, f.flag("Draws of noise; each is charged.", "N")] = 1
-  baseline: Annotated[f.Switch, f.flag("Also without noise: NOT PRIVATE.")] = (
-    False
+  EXAMPLES: ClassVar = (
+    "oneshot-dp sweep --cache caches/train --eval-cache caches/test"
+    " --epsilons 0.5 2 8 --delta 1e-6 --out results",
   )
-  private_eval: f.PrivateEval = None
-  allow_duplicates: f.AllowDuplicates = False
-  from_ = None  # that is train's
+
+  eval_cache: Path = TEST_CACHE.required()
+  eval_rows: str = Flag(
+    form="PART",
+    help="Score only a part of the test cache, such as '[80%:]' (default: all"
+    " rows).",
+  ).default("")
+  epsilons: tuple[float, ...] = Flag(
+    parse=float,
+    form="EPSILON",
+    several=True,
+    help="Privacy budgets; each gives a head of each kind and draw.",
+    hint="leave spaces between them: --epsilons 0.5 2",
+  ).required()
+  heads: tuple[HeadName, ...] = Flag(
+    form="HEAD",
+    name="head",
+    choices=HEAD_KINDS,
+    several=True,
+    help=f"Kinds of head to compare, of {', '.join(HEAD_KINDS)}.",
+  ).default(("auto",))
+  num_draws: int = Flag(
+    parse=int,
+    form="N",
+    help="Train each head this many times with new noise; each is charged.",
+  ).default(1)
+  baseline: bool = Flag(
+    help="Also train each kind of head without noise: NOT PRIVATE.",
+  ).default(False)
+  private_eval: float | None = PRIVATE_EVAL.default(None)
+  allow_duplicates: bool = ALLOW_DUPLICATES.default(False)
+
+  def request(self) -> TrainRequest:
+    """Returns what is asked of the runner."""
+    return TrainRequest(
+      cache=self.cache,
+      part=Part.parse(self.rows),
+      heads=self.heads,
+      epsilons=self.epsilons,
+      delta=self.delta,
+      out=self.out,
+      start=self.start,
+      balanced=self.balanced,
+      num_draws=self.num_draws,
+      baseline=self.baseline,
+      eval_set=EvalSet(
+        cache=self.eval_cache,
+        part=Part.parse(self.eval_rows),
+        private_epsilon=self.private_eval,
+        allow_duplicates=self.allow_duplicates,
+      ),
+      ledger=self.ledger,
+      allow_weak_privacy=self.weak_privacy,
+      noise_seed=self.noise_seed,
+      hosts=self.hosts,
+    )
 
 
 def run(flags: Flags) -> Answer:
-  """Trains and scores them."""
+  """Trains the heads, scores them, and writes all of it."""
   from oneshot_dp.pipeline.runs.run import run_request
 
-  return run_request(flags)
+  return run_request(flags.request())

@@ -2,42 +2,66 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
 from oneshot_dp.configs.head_config import HeadName
+from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline import commands as f
+from oneshot_dp.pipeline.commands import HEAD_KIND, Flag, TrainingFlags
+from oneshot_dp.pipeline.requests import TrainRequest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(f.TrainingFlags):
-  """Train one private head: auto, or the paper's step (--head lamb).
+class Flags(TrainingFlags):
+  """Train one private head on a cache of embeddings.
 
-  Example: oneshot-dp train --cache caches/train --epsilon 2 --delta 1e-6
-  --out heads/2
+  The cost is charged to the ledger before any noise is drawn. The head is a
+  folder of weights, receipt and model card.
   """
 
-  epsilon: Annotated[float, f.flag("Budget; smaller is more private.", "E")]
-  head: f.HeadKind = "auto"
-  from_: Annotated[
-    Path | None,
-    f.flag("Earlier head of these rows: add to it.", "DIR", name="from"),
-  ] = None
-  # A sweep of one head and one epsilon, without a test set.
-  eval_cache, eval_rows, private_eval = None, "", None
-  num_draws, baseline, allow_duplicates = 1, False, False
+  EXAMPLES: ClassVar = (
+    "oneshot-dp train --cache caches/train --epsilon 2 --delta 1e-6 --out"
+    " heads/2",
+    "oneshot-dp train --cache caches/train --epsilon 4 --delta 1e-6 --from"
+    " heads/2 --out heads/4",
+  )
 
-  @property
-  def heads(self) -> tuple[HeadName, ...]:
-    return (self.head,)
+  epsilon: float = Flag(
+    parse=float,
+    form="EPSILON",
+    help="Privacy budget; smaller is more private, and less accurate.",
+    hint="train takes one epsilon, and sweep --epsilons 0.5 2 takes several",
+  ).required()
+  head: HeadName = HEAD_KIND.default("auto")
+  from_: Path | None = Flag(
+    parse=Path,
+    form="HEAD",
+    name="from",
+    help="Continue from a head trained on the same rows; only the difference"
+    " is charged (default: start anew).",
+  ).default(None)
 
-  @property
-  def epsilons(self) -> tuple[float, ...]:
-    return (self.epsilon,)
+  def request(self) -> TrainRequest:
+    """Returns what is asked of the runner."""
+    return TrainRequest(
+      cache=self.cache,
+      part=Part.parse(self.rows),
+      heads=(self.head,),
+      epsilons=(self.epsilon,),
+      delta=self.delta,
+      out=self.out,
+      start=self.start,
+      balanced=self.balanced,
+      parent=self.from_,
+      ledger=self.ledger,
+      allow_weak_privacy=self.weak_privacy,
+      noise_seed=self.noise_seed,
+      hosts=self.hosts,
+    )
 
 
 def run(flags: Flags) -> Answer:
-  """Trains it."""
+  """Trains the head and writes it."""
   from oneshot_dp.pipeline.runs.run import run_request
 
-  return run_request(flags)
+  return run_request(flags.request())

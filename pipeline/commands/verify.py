@@ -2,31 +2,34 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import Positional
+from typing import ClassVar
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline import commands as f
+from oneshot_dp.pipeline.commands import LEDGER, CommandFlags, Flag
+
+_HEAD_FILES = ("receipt.json", "head.safetensors")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(CommandFlags):
   """Check a cache (every byte and row), or a head and its charge.
 
   A receipt's numbers are computed anew; weights, receipt and card are compared;
-  and the ledger is asked whether these very bytes were paid for: exit status 1
-  if it does not say so, or if there is no ledger to ask.
-
-  Example: oneshot-dp verify heads/2
+  and the ledger is asked whether these very weights were charged. Exit status 1
+  if anything is wrong, if the ledger does not know the head, or if there is
+  none.
   """
 
-  path: Positional[Annotated[str, f.flag("A cache or a head.", "PATH")]]
-  ledger: f.LedgerFile = None
+  EXAMPLES: ClassVar = (
+    "oneshot-dp verify heads/2",
+    "oneshot-dp verify caches/train",
+  )
 
-
-_HEAD_FILES = ("receipt.json", "head.safetensors")
+  path: str = Flag(
+    form="PATH", positional=True, help="Folder of a cache or of a head."
+  ).required()
+  ledger: Path | None = LEDGER.default(None)
 
 
 def run(flags: Flags) -> Answer:

@@ -51,10 +51,10 @@ does not lead, and more epochs help. Figure 4 needs ImageNet's ReaL labels: it
 is not here.
 """
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-import tyro
 from matplotlib.figure import Figure
 
 from oneshot_dp.linear_dp.heads.one_step import OPTIMIZERS
@@ -66,9 +66,7 @@ _Line = tuple[str, list[float]]
 """A name, and accuracies in %."""
 
 
-def main(
-  features: tyro.conf.Positional[Path], *, picture: Path | None = None
-) -> None:
+def main(features: Path, picture: Path | None = None) -> None:
   """Prints top-1 in % on PUBLIC features, of `dp_sgd.Features`; draws a PNG."""
   found = Features.of(features)
   names = [f"ε={epsilon:g}" for epsilon in _CHANGED]
@@ -142,4 +140,8 @@ def _by_batches(features: Features) -> Iterator[_Line]:
 
 
 if __name__ == "__main__":
-  tyro.cli(main)
+  parser = argparse.ArgumentParser(description=main.__doc__)
+  parser.add_argument("features", type=Path, help="npz of public features")
+  parser.add_argument("--picture", type=Path, help="PNG to draw")
+  arguments = parser.parse_args()
+  main(arguments.features, arguments.picture)

@@ -1,12 +1,13 @@
-"""Who is private here: the role of each cache of a command, by content.
+"""Which rows of a command are private: the role of each cache, by content.
 
-A cache is private (its rows are trained on, or scored by noisy counts), or a
-public test set (its labels are given away by exact accuracies). All pairs are
-checked before any work, and the ledger's private rows too, whatever they are
-called: no row is both, but for the few that standard benchmarks have twice.
+A cache is private (its rows are trained on, or scored by noisy counts), or it
+is a public test set (exact accuracies give its labels away). All pairs are
+compared before any work, and with the private rows of the ledger as well, under
+whatever name they were charged. No row may be both, except for the few that
+standard benchmarks have twice.
 
-*Privacy*: what is refused says how many rows are shared, to their holder, who
-has both; what goes on says "some".
+*Privacy*: a refusal says how many rows are shared, to their owner, who holds
+both caches; a note about what is allowed says "some".
 """
 
 import dataclasses
@@ -22,13 +23,20 @@ from oneshot_dp.pipeline.ledger.entries import Keys, count_shared
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 Role = Literal["private", "public"]
-_FEW = 100
-"""One row in so many may be a copy of a private one."""
+_ONE_IN = 100
+"""One row in so many of a test set may be a copy of a private one."""
+_DIFFERENCES_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CacheRole:
-  """A cache in its role; `flag` is what named it."""
+  """A cache in its role.
+
+  Attributes:
+    cache: the cache.
+    role: whether its rows are private, or a public test set.
+    flag: the flag that named it, for messages.
+  """
 
   cache: FeatureCache
   role: Role
@@ -36,7 +44,7 @@ class CacheRole:
 
   @functools.cached_property
   def keys(self) -> Keys:
-    """Keys of its rows, which are read for them, once; private."""
+    """Keys of its rows, which are read once for them; private."""
     return keys_of(self.cache)
 
   def __str__(self) -> str:
@@ -44,94 +52,148 @@ class CacheRole:
 
 
 def check_roles(
-  casts: Sequence[CacheRole], ledger: Ledger, *, allow_duplicates: bool = False
+  roles: Sequence[CacheRole], ledger: Ledger, *, allow_duplicates: bool = False
 ) -> list[str]:
-  """Refuses a row in two roles; returns notes about what goes on.
+  """Refuses rows that are private and in a public test set.
 
-  InputError: caches of other backbones or classes; a row or unit that is
-  private, by a cache or by the ledger, in a public test set.
+  Args:
+    roles: all caches of a command.
+    ledger: its private rows are compared, too.
+    allow_duplicates: accept that up to half of a test set's rows are private.
+
+  Returns:
+    Notes about what is shared and allowed, or cannot be compared.
+
+  Raises:
+    InputError: caches of different backbones or classes; a row or unit that is
+      private, by a cache or by the ledger, in a public test set.
   """
-  for one, other in itertools.combinations(casts, 2):
+  for one, other in itertools.combinations(roles, 2):
     info = one.cache.info
-    check_same_kind(one, (info.backbone_fingerprint, info.class_names), other)
+    check_same_kind(one, info.backbone_fingerprint, info.class_names, other)
   notes: list[str] = []
-  for public in casts:
+  for public in roles:
     if public.role == "private":
       continue
     if not public.cache.num_rows:
       raise InputError(f"{public} has no rows to score: give another part.")
-    info = public.cache.info
-    judge = functools.partial(_judge, public, allow_duplicates)
-    for private in casts:
-      theirs = private.cache.info
+    for private in roles:
       if private.role == "private":
-        rows = count_shared(public.keys, private.keys)
-        same = (info.dataset, info.unit) == (theirs.dataset, theirs.unit)
-        units = count_shared(public.keys, private.keys, ["unit"]) if same else 0
-        if theirs.has_units and not same:
-          notes.append(
-            f"note: whether a {theirs.unit} is in both {private} and {public}"
-            " cannot be seen: they do not number them alike"
-          )
-        notes += judge(rows, units, str(private))
-    for dataset, (rows, units) in ledger.shared(public.keys).items():
-      # A unit's number means something within one data set alone.
-      whose = f"the private rows of {dataset!r} in {ledger.path}"
-      notes += judge(rows, units * (dataset == info.dataset), whose)
+        notes += _compare_caches(public, private, allow_duplicates)
+    notes += _compare_with_ledger(public, ledger, allow_duplicates)
   return list(dict.fromkeys(notes))
 
 
 def check_same_kind(
-  one: object, kind: tuple[str, Sequence[str]], other: CacheRole
+  name: object, fingerprint: str, class_names: Sequence[str], other: CacheRole
 ) -> None:
-  """Refuses another backbone's fingerprint or other classes than `one` has."""
+  """Refuses a cache of another backbone or other classes.
+
+  Args:
+    name: what the cache is compared with, for the message.
+    fingerprint: of the backbone that is expected.
+    class_names: the classes that are expected, in order.
+    other: the cache.
+  """
   info = other.cache.info
-  if kind[0] != info.backbone_fingerprint:
+  if fingerprint != info.backbone_fingerprint:
     raise InputError(
-      f"{one} and {other} are of two backbones: extract both with the same"
-      " backbone, weights, layer and preprocessing."
+      f"{name} and {other} come from different backbones: extract both with the"
+      " same backbone, weights, layer and preprocessing."
     )
-  if said := describe_class_difference(kind[1], info.class_names):
+  difference = describe_class_difference(class_names, info.class_names)
+  if difference:
     raise InputError(
-      f"{one} and {other} have other classes, or in another order: {said};"
-      " make one of them again with the other's --class-names."
+      f"{name} and {other} have different classes, or a different order of"
+      f" them: {difference}; extract or import one of them again with the"
+      " --class-names of the other."
     )
 
 
 def describe_class_difference(one: Sequence[str], other: Sequence[str]) -> str:
-  """Where two lists of class names differ, in words; "" if nowhere."""
+  """Says where two lists of class names differ; "" if nowhere."""
   if len(one) != len(other):
     return f"{len(one)} of them and {len(other)}"
-  pairs = enumerate(zip(one, other, strict=True))
-  wrong = [f"class {i} is {a!r} and {b!r}" for i, (a, b) in pairs if a != b]
-  more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-  return ", ".join(wrong[:3]) + more
+  differences = []
+  for index, (name, other_name) in enumerate(zip(one, other, strict=True)):
+    if name != other_name:
+      differences.append(f"class {index} is {name!a} and {other_name!a}")
+  text = ", ".join(differences[:_DIFFERENCES_SHOWN])
+  if len(differences) > _DIFFERENCES_SHOWN:
+    text += f" and {len(differences) - _DIFFERENCES_SHOWN} more"
+  return text
+
+
+def _compare_caches(
+  public: CacheRole, private: CacheRole, allow_duplicates: bool
+) -> list[str]:
+  """Compares a test set with a private cache of the same command."""
+  info = public.cache.info
+  private_info = private.cache.info
+  notes = []
+  rows = count_shared(public.keys, private.keys)
+  units = 0
+  # A unit's number means something within one data set alone.
+  if info.dataset == private_info.dataset and info.unit == private_info.unit:
+    units = count_shared(public.keys, private.keys, ["unit"])
+  elif private_info.has_units:
+    notes.append(
+      f"note: whether a {private_info.unit} is in both {private} and {public}"
+      " cannot be checked: the two do not number them alike"
+    )
+  notes += _judge(public, rows, units, str(private), allow_duplicates)
+  return notes
+
+
+def _compare_with_ledger(
+  public: CacheRole, ledger: Ledger, allow_duplicates: bool
+) -> list[str]:
+  """Compares a test set with all rows that the ledger was charged for."""
+  notes = []
+  shared = ledger.shared(public.keys)
+  for dataset, (rows, shared_units) in shared.items():
+    # In another data set a unit's number may be anybody's.
+    units = shared_units if dataset == public.cache.info.dataset else 0
+    owner = f"the private rows of {dataset!r} in {ledger.path}"
+    notes += _judge(public, rows, units, owner, allow_duplicates)
+  return notes
 
 
 def _judge(
-  public: CacheRole, insisted: bool, rows: int, units: int, whose: str
+  public: CacheRole, rows: int, units: int, owner: str, allow_duplicates: bool
 ) -> list[str]:
-  """Refuses what is shared, or says that it goes on."""
-  # Of different rows: many copies of one private row are one in one.
-  kinds = (public.keys[k] for k in ("image", "direction") if k in public.keys)
-  n = min(map(len, kinds), default=1)
+  """Refuses shared rows and units, or returns a note that they are allowed."""
   if units:
     raise InputError(
-      f"{units} {public.cache.info.unit}s of {public}, which is to be public,"
-      f" are among {whose}: give a test set of others, or score these with"
-      " --private-eval."
+      f"the test set overlaps the private rows: {units}"
+      f" {public.cache.info.unit}s of {public} are among {owner}: give a test"
+      " set of others, or score these with --private-eval."
     )
-  if rows * _FEW > n and not (insisted and 2 * rows <= n):
-    insist = "" if 2 * rows > n else ", or insist with --allow-duplicates"
+  num_rows = _count_different_rows(public.keys)
+  are_few = rows * _ONE_IN <= num_rows
+  are_most = 2 * rows > num_rows
+  if not are_few and (are_most or not allow_duplicates):
+    way_out = "leave them out, or score them with --private-eval"
+    if not are_most:
+      way_out += ", or accept them with --allow-duplicates"
     raise InputError(
-      f"{rows} of the {n} rows of {public}, which is to be public, are among"
-      f" {whose}, and accuracy on them is an exact statistic of private labels:"
-      f" leave them out, or score them with --private-eval{insist}."
+      f"the test set overlaps the private rows: {rows} of the {num_rows} rows"
+      f" of {public} are among {owner}, and accuracy on them is an exact"
+      f" statistic of private labels: {way_out}."
     )
   if not rows:
     return []
-  few = "at most one in a hundred" if rows * _FEW <= n else "up to a half"
+  share = "at most one in a hundred" if are_few else "up to a half"
   return [
-    f"note: some rows of {public}, {few}, are among {whose}; they are scored"
+    f"note: some rows of {public}, {share}, are among {owner}; they are scored"
     " all the same"
   ]
+
+
+def _count_different_rows(keys: Keys) -> int:
+  """How many different rows there are, by the kind of key that knows fewest.
+
+  Many copies of one private row are one row of one, and not few of many.
+  """
+  counts = [len(keys[kind]) for kind in ("image", "direction") if kind in keys]
+  return min(counts, default=1)

@@ -4,175 +4,115 @@
     DIR of sweep    results.csv, results.json, accuracy.png, accuracy.pdf,
                     config.json, report.html, and heads/NAME/
 
-The charge is on the disk before noise is drawn, and what was made is shown by
+The charge is on the disk before noise is drawn, and the results are shown by
 one rename. What is written holds no time, and no number of private rows.
 """
 
-import contextlib
-import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.linear_dp.distributed.hosts import Hosts
-from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline.heads.head_folder import write_head
 from oneshot_dp.pipeline.ledger.delivery import Delivery
-from oneshot_dp.pipeline.report import results
-from oneshot_dp.pipeline.report.results import NOT_PRIVATE
-from oneshot_dp.pipeline.runs.evaluation import Scores
-from oneshot_dp.pipeline.runs.plan import Plan
-
-if TYPE_CHECKING:
-  from oneshot_dp.pipeline import commands
+from oneshot_dp.pipeline.requests import TrainRequest
+from oneshot_dp.pipeline.runs.evaluation import EvalRows, Scores
+from oneshot_dp.pipeline.runs.messages import summary_of, warnings_of
+from oneshot_dp.pipeline.runs.plan import Plan, build_plan
+from oneshot_dp.pipeline.runs.training import WrittenHead, train_heads
 
 
-def run_request(asked: "commands.train.Flags | commands.sweep.Flags") -> Answer:
+def run_request(request: TrainRequest) -> Answer:
   """Trains, scores and delivers what was asked for.
 
   Formal guarantees: nothing leaves private rows but what `train` and
-  `EvalRows.scores` let out, within what the ledger was charged before.
+  `EvalRows.score` release, within what the ledger was charged before.
 
-  InputError: what was asked or is named does not do; nothing was charged.
-  RunError: the ledger or the disk failed.
+  Args:
+    request: what to train, and where to write it.
+
+  Returns:
+    What was made; on hosts but the first, an empty text.
+
+  Raises:
+    InputError: something that was asked for or named is wrong; nothing was
+      charged.
+    RunError: the ledger or the disk failed.
   """
-  plans: list[Plan] = []
-  with contextlib.ExitStack() as stack:
-    hosts = stack.enter_context(Hosts.join(asked.hosts))
-    hosts.sum(lambda: plans.append(Plan(asked, hosts)) or np.array([0]))
-    (plan,) = plans
+  with Hosts.join(request.hosts) as hosts:
+    plan = hosts.raise_together(lambda: build_plan(request, hosts))
     hosts.agree("request or cache", repr(plan.identity))
-    is_first = hosts.index == 0
     delivery = Delivery(
-      asked.out,
+      request.out,
       plan.ledger,
-      plan.bills,
+      plan.charge_requests,
       identity=plan.identity,
       room=plan.room,
     )
-    stack.enter_context(delivery)
-
-    def open_delivery() -> np.ndarray:
-      delivery.open()
-      print(*plan.said(), sep="\n", file=sys.stderr)
-      return np.array([int(delivery.already_done)])
-
-    already_done = bool(hosts.from_first(open_delivery).any())
-    folder = delivery.folder if is_first else None
-    if already_done:
-      answer = Answer(text=f"{asked.out} is done", facts={})
-    else:
-      # Hosts but the first have charged nothing, and so have no ids.
-      ids = delivery.charge_ids if is_first else [""] * len(plan.jobs)
-      answer = _made(plan, folder, ids)
-    if not is_first:
+    with delivery:
+      if hosts.index == 0:
+        return _run_on_first_host(plan, hosts, delivery)
+      _run_on_other_host(plan, hosts)
       return Answer(text="", facts={"host": hosts.index})
+
+
+def _run_on_first_host(plan: Plan, hosts: Hosts, delivery: Delivery) -> Answer:
+  """Charges, trains, writes and shows; the other hosts add their rows."""
+
+  def open_delivery() -> np.ndarray:
+    delivery.open()
+    for line in [*warnings_of(plan), summary_of(plan)]:
+      print(line, file=sys.stderr)
+    return np.array([int(delivery.already_done)])
+
+  hosts.from_first(open_delivery)
+  if delivery.already_done:
+    # A run that was killed had made and noted everything.
     delivery.commit()
-    return answer
+    return Answer(text=f"{plan.request.out} is finished", facts={})
+  written = train_heads(plan, delivery.charge_ids, delivery.folder)
+  if plan.eval_rows is None:
+    (only_head,) = written
+    answer = _answer_of_train(plan, only_head)
+  else:
+    from oneshot_dp.pipeline.runs.sweep_files import write_sweep_files
+
+    scores = _score(plan, plan.eval_rows, written)
+    answer = write_sweep_files(plan, delivery.folder, written, scores)
+  delivery.commit()
+  return answer
 
 
-def _made(plan: Plan, folder: Path | None, ids: Sequence[str]) -> Answer:
-  """Trains all, and writes it into a folder; hosts but the first have none."""
-  asked, heads, receipt = plan.asked, {}, {}
-  common: dict[str, Any] = {"epsilons": asked.epsilons, "delta": asked.delta}
-  common |= {"mu_squared_budget": plan.mu2, "source": plan.source}
-  common |= {"parent_head": plan.before}
-  parent_stated = plan.parent_stated.get("charge")
-  # The charge of a private test set, if any, comes after those of the jobs.
-  for (head, draw), charge in zip(plan.jobs, ids, strict=False):
-    rows, options = plan.rows[head], plan.options[head]
-    made: Iterable[TrainedHead]
-    how: dict[str, Any] = {"head": head, "options": options}
-    if draw is None:
-      made = [baseline(rows, **how)]
-    else:
-      made = train(rows, draw=draw, **how, **common)
-    for trained in made:
-      known = trained.name, trained.epsilon or math.inf, trained.draw
-      name = f"heads/{results.head_name(*known)}" if plan.test else ""
-      heads[name] = trained
-      if folder is not None:
-        of = plan.train.info, plan.train.part, charge, parent_stated
-        receipt = write_head(folder / name, trained, *of)
-  scores = None
-  if plan.test and (folder or plan.test.budget):
-    scores = plan.test.scores([each.head for each in heads.values()])
-  if folder is None:
-    return Answer(text="", facts={})
-  if scores is not None:
-    return _write_run(plan, folder, heads, scores)
-  (trained,), follows = heads.values(), receipt["follows"]
-  unit = f" per {plan.train.info.unit}" * plan.train.info.has_units
+def _run_on_other_host(plan: Plan, hosts: Hosts) -> None:
+  """Takes part in the sums; the first host charges, draws noise and writes."""
+  already_done = hosts.from_first(lambda: np.zeros(1, np.int64)).any()
+  if already_done:
+    return
+  # The first host alone was charged, so here no charge has an id.
+  written = train_heads(plan, [""] * len(plan.jobs), None)
+  if plan.eval_rows is not None and plan.eval_rows.budget is not None:
+    _score(plan, plan.eval_rows, written)
+
+
+def _score(
+  plan: Plan, eval_rows: EvalRows, written: Sequence[WrittenHead]
+) -> Scores:
+  return eval_rows.score([each.trained.head for each in written])
+
+
+def _answer_of_train(plan: Plan, written: WrittenHead) -> Answer:
+  receipt = written.receipt
+  assert receipt is not None
+  info = plan.train.cache.info
+  unit = f" per {info.unit}" if info.has_units else ""
+  follows = receipt["follows"]
+  trained = written.trained
   return Answer(
-    text=f"{asked.out}: {trained.name} at epsilon ="
+    text=f"{plan.request.out}: {trained.name} at epsilon ="
     f" {format_rounded_up(follows['epsilon'])}{unit}, delta ="
-    f" {format_rounded_up(asked.delta)},"
-    f" noise multiplier {follows['noise_multiplier']:.4g}, noise:"
-    f" {trained.noise_source}",
-    facts={"out": asked.out, "receipt": receipt},
-  )
-
-
-def _write_run(
-  plan: Plan, folder: Path, heads: Mapping[str, TrainedHead], scores: Scores
-) -> Answer:
-  """Writes what is beside the heads of a sweep, by their folders."""
-  from oneshot_dp.pipeline.report.accuracy_plot import pictures_of
-  from oneshot_dp.pipeline.report.page import write_report
-
-  info, asked, (found, said) = plan.train.info, plan.asked, scores
-  rows = [
-    results.HeadRow(
-      path=path,
-      head=each.name,
-      epsilon=each.epsilon or math.inf,
-      delta=asked.delta,
-      noise_multiplier=0.0 if not each.mu_squared else each.mu_squared**-0.5,
-      **{n: getattr(each, n) for n in ("draw", "private", "noise_source")},
-      **{n: getattr(a, n) for n in ("top1", "top5", "balanced", "recall")},
-    )
-    for (path, each), a in zip(heads.items(), found, strict=True)
-  ]
-  names = "dataset", "split", "class_names"
-  facts: dict[str, Any] = {name: getattr(info, name) for name in names} | {
-    "rows": str(plan.train.part),
-    "num_examples": plan.train.n,
-    "privacy_unit": info.unit,
-    "delta": asked.delta,
-    "epsilon": plan.epsilon if plan.source.is_private else None,
-    "test_counts": said.pop("class_rows", None),
-    "evaluation": said,
-  }
-  test = results.EvaluationSet(
-    num_examples=said["num_examples"], accuracy_sd=said.get("accuracy_sd", 0.0)
-  )
-  how, together = "labels treated as public", f"seeded noise: {NOT_PRIVATE}"
-  if asked.private_eval is not None:
-    how = f"noisy counts at epsilon = {format_rounded_up(asked.private_eval)}"
-    how += f", {NOT_PRIVATE}" * (asked.noise_seed is not None)
-  if plan.source.is_private:
-    epsilon, delta = (
-      format_rounded_up(plan.epsilon),
-      format_rounded_up(asked.delta),
-    )
-    together = "all private heads together: epsilon ="
-    together += f" {epsilon} at delta = {delta}"
-  files = {
-    **results.files_of(rows, facts),
-    "config.json": results.as_json(plan.settings()),
-    **pictures_of(rows, info.dataset, how, test),
-  }
-  for name, content in files.items():
-    (folder / name).write_bytes(content)
-  write_report(folder)
-  return Answer(
-    text=f"{results.table(rows, test, info.num_classes)}\n{together}; scored on"
-    f" {said['num_examples']:,} rows ({how})\n{asked.out}: see report.html and"
-    " results.csv",
-    facts={"out": asked.out, **facts, "heads": rows},
+    f" {format_rounded_up(plan.request.delta)}, noise multiplier"
+    f" {follows['noise_multiplier']:.4g}, noise: {trained.noise_source}",
+    facts={"out": plan.request.out, "receipt": receipt},
   )

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from oneshot_dp.extract.cache.format import INFO_FILE, sha256_of
-from oneshot_dp.pipeline.cli import COMMANDS, _module, main
+from oneshot_dp.pipeline.cli import COMMANDS, main
+from oneshot_dp.pipeline.cli.program import load_command
 from oneshot_dp.pipeline.heads.model_card import render_card
 from tests.extract.sources.made import png, write_table
 from tests.faults.harness import damaged, odd_files
@@ -110,7 +111,7 @@ def nonsense(words, others, draw):
   for _ in range(draw.choice((1, 1, 2, 3))):
     if len(words) < 2 or words[0] not in COMMANDS:
       break
-    fields = [f.name for f in dataclasses.fields(_module(words[0]).Flags)]
+    fields = [f.name for f in dataclasses.fields(load_command(words[0]).Flags)]
     # Of --hosts, another room: a host waits for others.
     names = sorted({*fields, "json", "help"} - {"hosts"})
     flag = f"--{draw.choice(names).strip('_').replace('_', '-')}"

@@ -202,7 +202,7 @@ def test_real_rows_are_charged_and_attacked(
   assert found["ok"] is True
   where = r"one run of 1,500 canaries among 1[345]\d rows"
   assert re.fullmatch(where, found["where"])
-  assert "'private' pays" in err
+  assert "'private' is charged" in err
   entries = Ledger(ledger_file).entries("private")
   assert spent(entries) == mu_squared_from_epsilon(4.0, DELTA)
   _, entry = entries
@@ -237,14 +237,18 @@ def test_guesses_by_chance_prove_nothing():
 def test_made_up_rows_cost_nothing(capsys, ledger_file):
   words = [*CLAIM, "--head", "lamb", "--canaries", 500]
   out, _ = succeeds(capsys, *words)
-  assert re.search(r"lower bound  [23]\.\d{4}, 0\.\d\d of it, 95 % sure", out)
+  assert re.search(
+    r"lower bound  [23]\.\d{4}, \d\d % of the claim, at 95 % confidence", out
+  )
   assert "10 runs of 500 canaries" in out
   assert not ledger_file.exists()
 
 
 def test_what_does_not_hold_ends_with_1(capsys, monkeypatch):
   monkeypatch.setattr(
-    audit, "mu_squared", lambda e, d: mu_squared_from_epsilon(4 * e, d)
+    audit,
+    "mu_squared_from_epsilon",
+    lambda e, d: mu_squared_from_epsilon(4 * e, d),
   )
   words = f"audit --epsilon 1 --delta {DELTA} --head lamb"
   assert main(words.split()) == 1

@@ -59,7 +59,7 @@ def test_duplicates(tmp_path, ledger, copies, factor, by):
       assert note.startswith("note: some rows of --eval-cache")
       assert "2" not in note.replace(str(tmp_path), "")  # no private number
   elif copies == 3:
-    with pytest.raises(InputError, match=r"^3 of the 200 .*--allow-dup"):
+    with pytest.raises(InputError, match=r"3 of the 200 .*--allow-dup"):
       check_roles(casts, ledger)
     assert check_roles(casts, ledger, allow_duplicates=True)
   else:  # these are training rows, and no test set
@@ -84,7 +84,7 @@ def test_units(tmp_path, ledger, first, by):
     charge(ledger, train)
     casts = casts[1:] if first == 59 else casts
   if first == 59:
-    with pytest.raises(InputError, match=r"^1 users of .*--private-eval"):
+    with pytest.raises(InputError, match=r"1 users of .*--private-eval"):
       check_roles(casts, ledger, allow_duplicates=True)
   else:
     notes = check_roles(casts, ledger)

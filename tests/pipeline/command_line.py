@@ -14,17 +14,34 @@ ROOT = pathlib.Path(__file__).parents[2]
 # A suite that runs in the background ignores Ctrl-C, and so would its children.
 _START = """
 import signal, sys
-from oneshot_dp.pipeline import cli
+from oneshot_dp.pipeline.cli import program
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if {tried}:
-  cli._check_environment = lambda: None
-sys.exit(cli.main())
+  program._check_jax_environment = lambda: None
+sys.exit(program.main())
 """
+
+
+def with_changes(words: Sequence[object]) -> list[str]:
+  """A usual command line in which a flag that is given again is changed.
+
+  The command itself refuses a flag that is given twice.
+  """
+  kept: list[list[str]] = []  # each a flag with its values, or one word
+  for word in map(str, words):
+    is_flag = word.startswith("--")
+    if kept and not is_flag and kept[-1][0].startswith("--"):
+      kept[-1].append(word)
+      continue
+    if is_flag:
+      kept = [group for group in kept if group[0] != word]
+    kept.append([word])
+  return [word for group in kept for word in group]
 
 
 def succeeds(capsys: pytest.CaptureFixture, *argv: object) -> tuple[str, str]:
   """What a command says on standard output and standard error."""
-  status = main([str(word) for word in argv])
+  status = main(with_changes(argv))
   said = capsys.readouterr()
   assert status == 0, said.err
   return said.out, said.err
@@ -32,11 +49,11 @@ def succeeds(capsys: pytest.CaptureFixture, *argv: object) -> tuple[str, str]:
 
 def fails(capsys: pytest.CaptureFixture, *argv: object, status: int = 2) -> str:
   """The one line that a command fails with, after what it said before."""
-  found = main([str(word) for word in argv])
+  found = main(with_changes(argv))
   said = capsys.readouterr()
   assert found == status, said.err
   assert said.out == ""
-  assert status != 2 or "pays epsilon" not in said.err  # before it is so
+  assert status != 2 or "is charged epsilon" not in said.err  # before it is so
   return one_line(said.err)
 
 

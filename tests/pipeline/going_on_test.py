@@ -21,7 +21,7 @@ class TestGoingOn:
     succeeds(capsys, *place(f"TRAIN --epsilon 1 --head {head} --out a"))
     words = place(f"TRAIN --epsilon 8 --head {head} --from a --out b")
     _, err = succeeds(capsys, *words)
-    assert "pays epsilon 8 in all" in err
+    assert "is charged epsilon 8 in total" in err
     off = spent(ledger.entries("clusters")) - mu2_of(8.0)
     assert abs(off) <= mu2_of(8.0) / 10**9
     first, later = read_head(Path("a")), read_head(Path("b"))
@@ -78,7 +78,7 @@ class TestStopped:
     succeeds(capsys, *cap.split())
     words = place("TRAIN --head lamb --epsilon 2 --out h")
     with monkeypatch.context() as patch:
-      patch.setattr("oneshot_dp.pipeline.runs.run.write_head", stop)
+      patch.setattr("oneshot_dp.pipeline.runs.training.write_head", stop)
       fails(capsys, *words, status=130)
     succeeds(capsys, *words)
     line = fails(capsys, *place("TRAIN --head lamb --epsilon 1 --out i"))
@@ -89,7 +89,7 @@ class TestStopped:
   ):
     words = place("SWEEP --epsilons 1 8 --head lamb --out s")
     with monkeypatch.context() as patch:
-      patch.setattr("oneshot_dp.pipeline.report.page.write_report", stop)
+      patch.setattr("oneshot_dp.pipeline.runs.sweep_files.write_report", stop)
       line = fails(capsys, *words, status=130)
     assert "the same command resumes without a new charge" in line
     assert not list(Path().rglob("head.safetensors"))
@@ -107,7 +107,7 @@ class TestStopped:
     def full(*_):
       raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("oneshot_dp.pipeline.runs.run.write_head", full)
+    monkeypatch.setattr("oneshot_dp.pipeline.runs.training.write_head", full)
     words = place("TRAIN --epsilon 8 --head lamb --out h")
     assert "No space left" in fails(capsys, *words, status=1)
     assert {*Path().iterdir()} - there == {Path("state")}

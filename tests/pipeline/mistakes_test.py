@@ -22,14 +22,14 @@ MISTAKES = """
 trian --cache train -> there is no command trian; did you mean train?
 xyz -> there is no command xyz; see oneshot-dp --help.
 train a\x1b[31m -> 'a\\x1b[31m' has control characters: leave them out.
-train --epsilon 1 -> train needs --cache CACHE --delta D --out DIR; see
-TRAIN --headd lamb -> options: --headd, lamb; see --head HEAD; see oneshot-dp t
-train -cache train -> flags begin with two dashes; see oneshot-dp train --help
-TRAIN --out -> --out needs a value; see
-TRAIN --head svm -> invalid choice 'svm' for argument '--head'. Expected one of
-TRAIN --head lamb auto -> Unrecognized options: auto
-TRAIN --epsilon one -> --epsilon 'one': give a number; see
-TRAIN --epsilon 0.5,2 -> train takes one, and sweep --epsilons 0.5 2 several;
+train --epsilon 1 -> train needs --cache CACHE --delta DELTA --out DIR; see
+TRAIN --headd lamb -> '--headd' is not a flag of train: did you mean --head? See
+train -cache train -> flags begin with two dashes: --cache.
+TRAIN --out -> --out: expected one argument; see oneshot-dp train --help.
+TRAIN --head svm -> --head 'svm' is not one of auto, lamb, adam, momentum.
+TRAIN --head lamb auto -> 'auto' is one argument too many for train; see
+TRAIN --epsilon one -> --epsilon 'one' is not a number:
+TRAIN --epsilon 0.5,2 -> train takes one epsilon, and sweep --epsilons 0.5 2 ta
 TRAIN --epsilon 0 -> --epsilon=0 must be positive
 TRAIN --epsilon inf -> for no privacy at all there is the --baseline of sweep.
 TRAIN --epsilon 30 -> --epsilon=30 is more than 20 and protects almost nobody:
@@ -40,7 +40,7 @@ TRAIN --cache head -> head is not a finished cache
 TRAIN --out head -> head already exists; choose another place.
 TRAIN --out gs://bucket/o -> is not a place on a disk; choose another.
 TRAIN --rows 80% -> give percentages in brackets, such as '[:80%]'
-TRAIN --noise-seed x -> --noise-seed 'x': give an integer; see
+TRAIN --noise-seed x -> --noise-seed 'x' is not an integer.
 TRAIN --from nowhere -> give a folder that `oneshot-dp train` wrote.
 TRAIN --from head --head auto -> --from needs the same kind of head: give --head
 TRAIN --from head --head lamb -> epsilon=1 is no more than the head to go on
@@ -65,25 +65,25 @@ TRAIN --hosts 5 -> must be auto, or INDEX/COUNT@HOST:PORT, such as
 TRAIN --ledger text.txt -> the ledger text.txt is damaged
 TRAIN --ledger empty -> empty cannot be a ledger: it is not a file; choose ano
 SWEEP --epsilons -> epsilons=[]: give one or more, each once.
-SWEEP --epsilons 0.5,2 -> leave spaces between them: --epsilons 0.5 2; see
+SWEEP --epsilons 0.5,2 -> leave spaces between them: --epsilons 0.5 2.
 SWEEP --epsilons 1 1 -> epsilons=[1.0, 1.0]: give one or more, each once.
 SWEEP --epsilons 1 --num-draws 0 -> --num-draws=0 must be at least 1.
-SWEEP --epsilons 1 --head lamb lamb -> --head lamb lamb: give each once.
+SWEEP --epsilons 1 --head lamb lamb -> --head lamb lamb: name one or more, each
 SWEEP --epsilons 1 --eval-cache train -> or score them with --private-eval.
-SWEEP --epsilons 1 --eval-cache other -> of two backbones
+SWEEP --epsilons 1 --eval-cache other -> come from different backbones
 SWEEP --epsilons 1 --eval-rows [:101%] -> within 0% and 100%
 SWEEP --epsilons 1 --head lamb --start good.npz -> for head 'auto', not for 'lam
 SWEEP --epsilons 1 --private-eval 30 -> --private-eval=30 is more than 20
 evaluate test --cache head -> test is not a head: it has no receipt.json; give a
 EVALUATE --delta 1e-5 -> --delta and --noise-seed are for --private-eval only.
 EVALUATE --cache train -> 180 of the 180 rows of --cache
-EVALUATE --cache other -> of two backbones
+EVALUATE --cache other -> come from different backbones
 EVALUATE --cache names -> class 0 is 'class 0' and 'a'
 EVALUATE --private-eval 1 -> --private-eval needs --delta, too.
 EVALUATE --private-eval 1 --delta 0.1 -> or allow it with --weak-privacy.
 predict head empty --out p.csv -> head was trained on imported features, and
-predict head empty --out text.txt -> text.txt is there already, or no place on a
-predict head empty --out gs://b/p.csv -> no place on a disk: name a new file.
+predict head empty --out text.txt -> text.txt already exists, or is not a place
+predict head empty --out gs://b/p.csv -> not a place on a disk: name a new file.
 predict head empty --out p.csv --rows [:5%] -> --rows is for a cache, and these
 predict head train empty --out p.csv -> is a cache: give it alone, without
 predict head train --out p.csv --top-k 5 -> --top-k 5 must be from 1 to 4, the
@@ -91,7 +91,7 @@ export seeded --to o -> NOT PRIVATE
 export head --to test -> test already exists; choose another place.
 report train -> give the directory that `train` or `sweep` wrote with --out.
 budget --max-epsilon 8 -> give --cache, --max-epsilon and --max-delta.
-budget --cache train --max-epsilon 8 -> a cap is of one data set and has two
+budget --cache train --max-epsilon 8 -> a cap belongs to one data set and has tw
 CAP --max-epsilon 0 -> epsilon=0 must be positive
 budget --ledger no -> --ledger no does not exist: name the ledger that
 verify head --ledger no -> --ledger no does not exist: name the ledger that
@@ -109,7 +109,7 @@ import empty.npz --out o -> is not a readable npz (write it again): File is not
 import start.npz --out o -> has no column embedding (or train_embedding): it has
 import empty --out o -> empty has no .parquet file: name a file to import.
 import fifo.npz --out o -> not a regular file
-inspect nowhere -> nowhere is not there: name a folder or a file.
+inspect nowhere -> nowhere does not exist: name a folder or a file.
 extract empty -> extract needs --out CACHE; see
 extract nowhere --out o -> 'nowhere' is not a file, folder or URL, nor an exper
 """

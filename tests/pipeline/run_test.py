@@ -32,8 +32,8 @@ class TestTrain:
     first, plan = err.splitlines()
     assert first.startswith("new ledger entry for 'clusters' in ")
     assert plan.startswith(
-      f"{head} at epsilon 8, delta 1e-05, from 180 rows of {DIM}"
-      " numbers in 4 classes: 'clusters' pays epsilon 8 in all, by "
+      f"{head} at epsilon 8, delta 1e-05, from 180 embeddings of dimension"
+      f" {DIM} in 4 classes: 'clusters' is charged epsilon 8 in total, in "
     )
     out, _ = succeeds(capsys, *place(f"evaluate h --cache {eval_cache.path}"))
     assert out.startswith("top-1 100.00 %")
@@ -146,7 +146,8 @@ def test_memory_that_is_not_there_is_refused(
   capsys, place, ledger, monkeypatch
 ):
   monkeypatch.setattr(
-    "oneshot_dp.pipeline.runs.plan.memory_needed", lambda *_, **__: 1 << 50
+    "oneshot_dp.pipeline.runs.resources.memory_needed",
+    lambda *_, **__: 1 << 50,
   )
   line = fails(capsys, *place("TRAIN --epsilon 1 --out h"))
   assert "GB of memory" in line

@@ -1,0 +1,77 @@
+"""Whether this machine has the memory and the disk for a run."""
+
+import os
+from collections.abc import Sequence
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.format import CacheInfo
+from oneshot_dp.linear_dp.heads.registry import HEADS
+from oneshot_dp.linear_dp.memory import memory_needed
+from oneshot_dp.pipeline.requests import TrainRequest
+from oneshot_dp.pipeline.runs.cache_roles import CacheRole
+from oneshot_dp.pipeline.runs.price import Job
+
+# Bytes of the disk for a receipt, or for the tables and pictures of a run.
+_BYTES_BESIDE_WEIGHTS = 1 << 20
+
+
+def check_memory(what: str, needs: int, fix: str) -> None:
+  """Refuses what needs more memory than this machine has.
+
+  Args:
+    what: what needs it, in the plural.
+    needs: bytes.
+    fix: what to ask for instead.
+  """
+  has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  if needs > has:
+    raise InputError(
+      f"{what} need about {needs / 2**30:.3g} GB of memory, and this machine"
+      f" has {has / 2**30:.3g} GB: {fix}."
+    )
+
+
+def check_memory_of_heads(request: TrainRequest, train: CacheRole) -> None:
+  """Refuses heads that this machine has no memory for, from public facts."""
+  info = train.cache.info
+  # A shard may be smaller than it was allowed to be.
+  shard_rows = min(info.shard_rows, info.source_num_examples)
+  largest = 0
+  for head in request.heads:
+    needs = memory_needed(
+      head,
+      n=train.cache.n,
+      feature_dim=info.feature_dim,
+      num_classes=info.num_classes,
+      privacy_unit=info.unit,
+      shard_rows=shard_rows,
+    )
+    largest = max(largest, needs)
+  # All trained heads stay in memory until they are scored; float32.
+  num_heads = len(request.heads) * len(request.epsilons) * request.num_draws
+  weights = 4 * (info.feature_dim + 1) * info.num_classes * num_heads
+  check_memory(
+    f"heads of {info.feature_dim:,} x {info.num_classes:,} from"
+    f" {train.cache.n:,} rows",
+    largest + weights,
+    "ask for fewer at once, --head lamb, or a smaller embedding",
+  )
+
+
+def disk_room(
+  request: TrainRequest, info: CacheInfo, jobs: Sequence[Job]
+) -> int:
+  """Computes the bytes that all files of the run take at most.
+
+  Of each head: float32 weights and float64 estimates of them (24 bytes a
+  weight, with what a safetensors file adds), what else its kind saves, the names of classes in receipt and card, and the text of these.
+  """
+  weights = 24 * (info.feature_dim + 1) * info.num_classes
+  extra = max(
+    HEADS[head].extra_disk(feature_dim=info.feature_dim)
+    for head in request.heads
+  )
+  class_names = sum(len(name.encode()) for name in info.class_names)
+  of_each = weights + extra + 12 * class_names + _BYTES_BESIDE_WEIGHTS
+  num_heads = len(jobs) * len(request.epsilons)
+  return (num_heads + 1) * of_each

@@ -1,0 +1,124 @@
+"""What a sweep writes beside its heads: tables, pictures, config and page."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oneshot_dp.linear_dp.accounting import format_rounded_up
+from oneshot_dp.linear_dp.evaluate import Accuracy
+from oneshot_dp.pipeline import Answer
+from oneshot_dp.pipeline.report import results
+from oneshot_dp.pipeline.report.accuracy_plot import pictures_of
+from oneshot_dp.pipeline.report.page import write_report
+from oneshot_dp.pipeline.report.results import (
+  NOT_PRIVATE,
+  EvaluationSet,
+  HeadRow,
+)
+from oneshot_dp.pipeline.runs.evaluation import Scores
+from oneshot_dp.pipeline.runs.plan import Plan
+from oneshot_dp.pipeline.runs.training import WrittenHead
+
+
+def write_sweep_files(
+  plan: Plan, folder: Path, written: Sequence[WrittenHead], scores: Scores
+) -> Answer:
+  """Writes all files of a sweep but its heads.
+
+  Args:
+    plan: what was asked for, and what it cost.
+    folder: the folder of the run, which has the heads.
+    written: the heads.
+    scores: their accuracies, in the same order.
+
+  Returns:
+    The answer of `sweep`.
+  """
+  info = plan.train.cache.info
+  rows = []
+  for head, accuracy in zip(written, scores.accuracies, strict=True):
+    rows.append(_row_of(plan, head, accuracy))
+  facts = _facts_of(plan, scores)
+  test = EvaluationSet(
+    num_examples=scores.facts["num_examples"],
+    accuracy_sd=scores.facts.get("accuracy_sd", 0.0),
+  )
+  how = _how_scored(plan)
+  files = {
+    **results.files_of(rows, facts),
+    "config.json": results.as_json(plan.settings()),
+    **pictures_of(rows, info.dataset, how, test),
+  }
+  for name, content in files.items():
+    (folder / name).write_bytes(content)
+  write_report(folder)
+  lines = [
+    results.table(rows, test, info.num_classes),
+    f"{_guarantee_of(plan)}; scored on {test.num_examples:,} rows ({how})",
+    f"{plan.request.out}: see report.html and results.csv",
+  ]
+  return Answer(
+    text="\n".join(lines),
+    facts={"out": plan.request.out, **facts, "heads": rows},
+  )
+
+
+def _row_of(plan: Plan, head: WrittenHead, accuracy: Accuracy) -> HeadRow:
+  trained = head.trained
+  epsilon = math.inf if trained.epsilon is None else trained.epsilon
+  noise_multiplier = 0.0
+  if trained.mu_squared:
+    noise_multiplier = trained.mu_squared**-0.5
+  return HeadRow(
+    path=head.path,
+    head=trained.name,
+    epsilon=epsilon,
+    delta=plan.request.delta,
+    draw=trained.draw,
+    private=trained.private,
+    noise_source=trained.noise_source,
+    noise_multiplier=noise_multiplier,
+    top1=accuracy.top1,
+    top5=accuracy.top5,
+    balanced=accuracy.balanced,
+    recall=accuracy.recall,
+  )
+
+
+def _facts_of(plan: Plan, scores: Scores) -> dict[str, Any]:
+  """Entries of results.json about the run as a whole."""
+  info = plan.train.cache.info
+  evaluation = dict(scores.facts)
+  test_counts = evaluation.pop("class_rows", None)
+  return {
+    "dataset": info.dataset,
+    "split": info.split,
+    "class_names": info.class_names,
+    "rows": str(plan.train.cache.part),
+    "num_examples": plan.train.cache.n,
+    "privacy_unit": info.unit,
+    "delta": plan.request.delta,
+    "epsilon": plan.epsilon if plan.source.is_private else None,
+    "test_counts": test_counts,
+    "evaluation": evaluation,
+  }
+
+
+def _how_scored(plan: Plan) -> str:
+  eval_rows = plan.eval_rows
+  if eval_rows is None or eval_rows.budget is None:
+    return "labels treated as public"
+  epsilon = format_rounded_up(eval_rows.budget.epsilon)
+  text = f"noisy counts at epsilon = {epsilon}"
+  if not plan.source.is_private:
+    text += f", {NOT_PRIVATE}"
+  return text
+
+
+def _guarantee_of(plan: Plan) -> str:
+  if not plan.source.is_private:
+    return f"seeded noise: {NOT_PRIVATE}"
+  epsilon = format_rounded_up(plan.epsilon)
+  delta = format_rounded_up(plan.request.delta)
+  return f"all private heads together: epsilon = {epsilon} at delta = {delta}"
