@@ -64,7 +64,8 @@ def disk_room(
   """Computes the bytes that all files of the run take at most.
 
   Of each head: float32 weights and float64 estimates of them (24 bytes a
-  weight, with what a safetensors file adds), what else its kind saves, the names of classes in receipt and card, and the text of these.
+  weight, with what a safetensors file adds), what else its kind saves, the
+  names of classes in receipt and card, and the text of these.
   """
   weights = 24 * (info.feature_dim + 1) * info.num_classes
   extra = max(
