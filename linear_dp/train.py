@@ -162,6 +162,7 @@ def check_plan(
     raise InputError(
       f"the head to go on from has {parent_head.options}, not {given}."
     )
+  HeadState.from_arrays(parent_head.state)  # refuses what it cannot read
 
 
 def train(

@@ -32,6 +32,7 @@ from jaxtyping import Float64
 from oneshot_dp.configs.head_config import HeadOptions
 from oneshot_dp.linear_dp.heads.contract import HeadResult, HeadSpec, HeadState
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
+from oneshot_dp.linear_dp.heads.nesting import moved_before, nesting_weights
 from oneshot_dp.linear_dp.heads.whitening import Whitening, release_whitening
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
@@ -179,9 +180,17 @@ def auto(
       share=split.second_moment,
     )
 
-  kernel = _first_kernel(
+  begin = _begin(
     rows, whitening, n=n, sigma=sigma, state=state, options=options
   )
+  kernel = begin
+  step_scale = 1.0
+  if state is not None:
+    weights = nesting_weights(
+      new_mu_squared=new_mu_squared, spent_mu_squared=spent_mu_squared
+    )
+    kernel = begin + weights.earlier * moved_before(state, whitening)
+    step_scale = weights.steps
   kernel = _descend(
     sums,
     rows.mapped(mean, whitening.matrix),
@@ -189,8 +198,7 @@ def auto(
     n=n,
     new_mu_squared=new_mu_squared,
     steps_share=split.steps,
-    # What goes on from a head is moved by the share of the budget that is new.
-    new_share=1.0 if state is None else (sigma / new_mu_squared**-0.5) ** 2,
+    step_scale=step_scale,
     clip_norm=BALANCED_CLIP_NORM if options.balanced else CLIP_NORM,
     log_prior=log_prior,
   )
@@ -198,7 +206,12 @@ def auto(
   kernel = whitening.from_whitened(kernel)
   return HeadResult(
     head=_published(kernel, mean, unit_norm=centered),
-    state=HeadState(kernel=kernel, length=length, centered=centered),
+    state=HeadState(
+      kernel=kernel,
+      begin=whitening.from_whitened(begin),
+      length=length,
+      centered=centered,
+    ),
   )
 
 
@@ -208,7 +221,7 @@ def _count_units(sums: PrivateSums, rows: Rows, *, mu_squared: float) -> float:
   return max(1.0, np.rint(count.item()))
 
 
-def _first_kernel(
+def _begin(
   rows: Rows,
   whitening: Whitening,
   *,
@@ -217,17 +230,22 @@ def _first_kernel(
   state: HeadState | None,
   options: HeadOptions,
 ) -> Kernel:
-  """Returns the weights [d, K], for whitened rows, at which steps begin."""
-  num_classes = rows.data.num_classes
+  """Returns the public part of the weights [d, K], for whitened rows.
+
+  It is what steps would begin at, were this the first head: zeros, or a public
+  start at its length.
+  """
   if state is not None:
-    return at_length(state.length, whitening.to_whitened(state.kernel))
-  if options.start is not None:
-    # The noise of a step is the same however few rows there are. A longer
-    # start is turned less by it.
-    too_few = ROWS_TO_LEAVE_START * num_classes * sigma / n
-    length = START_LENGTH * math.sqrt(max(1.0, too_few))
-    return at_length(length, whitening.to_whitened(options.start.kernel()))
-  return np.zeros((rows.feature_dim, num_classes))
+    start = state.begin
+  elif options.start is not None:
+    start = options.start.kernel()
+  else:
+    return np.zeros((rows.feature_dim, rows.data.num_classes))
+  # The noise of a step is the same however few rows there are. A longer start
+  # is turned less by it.
+  too_few = ROWS_TO_LEAVE_START * rows.data.num_classes * sigma / n
+  length = START_LENGTH * math.sqrt(max(1.0, too_few))
+  return at_length(length, whitening.to_whitened(start))
 
 
 def _descend(
@@ -238,7 +256,7 @@ def _descend(
   n: float,
   new_mu_squared: float,
   steps_share: float,
-  new_share: float,
+  step_scale: float,
   clip_norm: float,
   log_prior: Float64[np.ndarray, " K"] | None,
 ) -> Kernel:
@@ -251,7 +269,7 @@ def _descend(
     n: the number of rows or privacy units.
     new_mu_squared: μ² of the head.
     steps_share: the part of it that all steps cost together.
-    new_share: the part of all μ² so far that is new; it shortens the steps.
+    step_scale: what the learning rate is multiplied by; see `NestingWeights`.
     clip_norm: the norm that gradients are clipped to.
     log_prior: logs of class shares [K] that are added to the logits.
 
@@ -262,7 +280,7 @@ def _descend(
   # move a logit by about b. Without noise, it is as for a σ of 1.
   b = 1 + math.log10(kernel.shape[1]) / 2
   noise = max(new_mu_squared**-0.5, 1.0) / math.sqrt(steps_share)
-  rate = new_share * b * n * (1 - MOMENTUM) / (STEPS * clip_norm * noise)
+  rate = step_scale * b * n * (1 - MOMENTUM) / (STEPS * clip_norm * noise)
   step_mu_squared = steps_share * new_mu_squared / STEPS
 
   velocity = np.zeros_like(kernel)

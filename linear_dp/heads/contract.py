@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 from jaxtyping import Float64
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadOptions
 from oneshot_dp.linear_dp.dataset import PrivateDataset
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
@@ -29,12 +30,15 @@ class HeadState:
   Attributes:
     kernel: the weights [d, K] after the last step, for rows that are centered
       but not whitened.
-    length: the mean norm of the columns of these weights where rows were
-      whitened as well, which is where the steps were taken.
+    begin: the part of these weights that a public start is; zeros if there was
+      none. The rest is what noisy gradients made.
+    length: the mean norm of the columns of `kernel` where rows were whitened
+      as well, which is where the steps were taken.
     centered: whether the mean of the rows was taken off them.
   """
 
   kernel: Float64[np.ndarray, "d K"]
+  begin: Float64[np.ndarray, "d K"]
   length: float
   centered: bool
 
@@ -42,6 +46,7 @@ class HeadState:
     """Returns the state as named float64 arrays, to be kept with the head."""
     return {
       "kernel": self.kernel,
+      "begin": self.begin,
       "length": np.array(self.length),
     }
 
@@ -49,20 +54,37 @@ class HeadState:
   def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self | None:
     """Reads the state out of all arrays that are kept with a head.
 
-    Rows were centered if the mean was released.
+    Rows were centered if the mean was released. Heads that were saved before
+    2026-11-28 have no "begin". Where rows were centered, steps began at zeros,
+    so it is zeros; from a public start it cannot be told from the rest.
 
     Args:
       arrays: `to_arrays`, and estimates of statistics under "estimate/NAME/ID".
 
     Returns:
       The state; None for a head that keeps none.
+
+    Raises:
+      InputError: the head is of an older version, and had a public start.
     """
     if "kernel" not in arrays:
       return None
+    centered = any(name.startswith("estimate/mean/") for name in arrays)
+    if "begin" in arrays:
+      begin = arrays["begin"]
+    elif centered:
+      begin = np.zeros_like(arrays["kernel"])
+    else:
+      raise InputError(
+        "the head to go on from was trained from a public start by an older"
+        " version, which did not keep what part of the weights the start is:"
+        " train a new head, without --from."
+      )
     return cls(
       kernel=arrays["kernel"],
+      begin=begin,
       length=arrays["length"].item(),
-      centered=any(name.startswith("estimate/mean/") for name in arrays),
+      centered=centered,
     )
 
 

@@ -1,5 +1,6 @@
 """Nested heads: their cost, going on from one, and what is refused."""
 
+import dataclasses
 import itertools
 from fractions import Fraction
 from typing import Any
@@ -166,11 +167,42 @@ def test_train_from_a_head_keeps_its_options(balanced, has_start):
   assert second.head.unit_norm == (not has_start)
 
 
+@pytest.fixture
+def head_of_an_older_version():
+  """Returns a function that takes away what older versions did not save."""
+
+  def make(options):
+    (trained,) = train_on("auto", options=options)
+    state = {key: v for key, v in trained.state.items() if key != "begin"}
+    return dataclasses.replace(trained, state=state)
+
+  return make
+
+
+def test_train_from_a_head_of_an_older_version_has_the_same_bits(
+  head_of_an_older_version,
+):
+  (first,) = train_on("auto")
+  (expected,) = train_on("auto", (4.0,), parent_head=first)
+  older = head_of_an_older_version(HeadOptions())
+  (second,) = train_on("auto", (4.0,), parent_head=older)
+  np.testing.assert_array_equal(second.head.kernel, expected.head.kernel)
+
+
+def test_check_plan_refuses_an_older_head_that_had_a_public_start(
+  head_of_an_older_version,
+):
+  start = PublicStart.of(np.eye(K, D), num_classes=K, feature_dim=D)
+  older = head_of_an_older_version(HeadOptions(start=start))
+  with pytest.raises(InputError, match="from a public start by an older"):
+    check(parent_head=older)
+
+
 def test_state_of_a_head_holds_estimates_and_weights_but_no_gradients():
   (trained,) = train_on("auto", (20.0,), options=HeadOptions(balanced=True))
   names = {key.split("/")[1] for key in trained.state if "/" in key}
   assert names == {"class counts", "mean", "second moment"}
-  assert {"kernel", "length"} < trained.state.keys()
+  assert {"kernel", "begin", "length"} < trained.state.keys()
   for value in trained.state.values():
     assert value.dtype == np.float64
     assert np.isfinite(value).all()

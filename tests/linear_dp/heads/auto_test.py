@@ -23,7 +23,12 @@ from oneshot_dp.linear_dp.heads.auto import (
   shrink_mean,
   split_budget,
 )
-from oneshot_dp.linear_dp.heads.whitening import RIDGE, inverse_square_root
+from oneshot_dp.linear_dp.heads.nesting import moved_before
+from oneshot_dp.linear_dp.heads.whitening import (
+  RIDGE,
+  Whitening,
+  inverse_square_root,
+)
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.quantize import ROW_NORM
@@ -327,26 +332,46 @@ def test_public_start_needs_no_mean_and_no_bias(mu_squared):
 
 
 @pytest.mark.parametrize("new_mu_squared", [0.2, 8.9])
-def test_larger_epsilon_begins_at_the_head_before(new_mu_squared):
+@pytest.mark.parametrize("start", [None, START])
+def test_larger_epsilon_begins_at_its_start_and_part_of_the_head_before(
+  new_mu_squared, start
+):
   rows = rows_of_clusters()
   sums = ObservedSums(NoiseSource(3), 0.1 + new_mu_squared)
-  state = make_head(sums, rows, 0.1).state
+  state = make_head(sums, rows, 0.1, start=start).state
   assert state is not None
   sums.observations.clear()
   make_head(sums, rows, new_mu_squared, spent=0.1, state=state)
-  kernel = sums.all_of("gradient")[0].kernel
-  assert mean_length(kernel) == pytest.approx(state.length, rel=1e-3)
-  if sums.all_of("second moment"):
-    moment = sums.only("second moment").estimate
-    mean_noise = (MEAN_SHARE * (0.1 + new_mu_squared)) ** -0.5
+  first = sums.all_of("gradient")[0].kernel
+  # At σ ≥ 1 the head before counts for its share of μ² and of the rate.
+  sigma = (0.1 + new_mu_squared) ** -0.5
+  earlier = (sigma / 0.1**-0.5) ** 2 * 0.1**-0.5 / max(sigma, 1.0)
+  too_few = ROWS_TO_LEAVE_START * K * sigma / 1000
+  start_length = START_LENGTH * max(1, too_few) ** 0.5
+  whitening = observed_whitening(sums, state, 0.1, new_mu_squared)
+  expected = earlier * moved_before(state, whitening)
+  if start is not None:
+    begin = whitening.to_whitened(state.begin)
+    expected = expected + begin * (start_length / mean_length(begin))
+  tolerance = 0.01 * np.abs(expected).max()
+  np.testing.assert_allclose(first, expected, atol=tolerance)
+
+
+def observed_whitening(sums, state, spent, new_mu_squared):
+  """Computes the map of the rows again, from what was released for it."""
+  if not sums.all_of("second moment"):
+    return Whitening()
+  moment = sums.only("second moment").estimate
+  covariance = (moment + moment.T) / 2
+  if state.centered:
+    mean_noise = (MEAN_SHARE * (spent + new_mu_squared)) ** -0.5
     total = sums.only("mean").estimate[0]
     mean = shrink_mean(total / 1000, mean_noise / 1000)
-    covariance = (moment + moment.T) / 2 - 1000 * np.outer(mean, mean)
-    ridge = RIDGE * (K * D / new_mu_squared) ** 0.5
-    kernel = whitening_pair(covariance, ridge)[0] @ kernel
-  kernel = kernel * np.linalg.norm(state.kernel) / np.linalg.norm(kernel)
-  tolerance = 0.02 * np.abs(kernel).max()
-  np.testing.assert_allclose(kernel, state.kernel, atol=tolerance)
+    covariance = covariance - 1000 * np.outer(mean, mean)
+  # Only the new part of the budget bought the second moment.
+  ridge = RIDGE * (K * D / new_mu_squared) ** 0.5
+  matrix, inverse = inverse_square_root(covariance, ridge)
+  return Whitening(matrix=matrix, inverse=inverse)
 
 
 @pytest.mark.parametrize("new_mu_squared", [0.2, 8.9])
