@@ -48,7 +48,7 @@ def test_large_sizes_train(capsys, place, n, d, num_classes, head):
     shard_rows=min(n, 2048),
   )
   assert 1024 * int(out.split()[-1]) < needed
-  assert "vouch" in succeeds(capsys, "verify", "head")[0]
+  assert "match a charge" in succeeds(capsys, "verify", "head")[0]
 
 
 @pytest.mark.parametrize("head", ["lamb", "auto"])
@@ -61,7 +61,7 @@ def test_the_least_and_the_same_train(capsys, place, n, d, value, head):
   words = f"train --cache c --epsilon 1 --delta 1e-2 --out h --head {head}"
   succeeds(capsys, *place(words))
   assert np.isfinite(read_head(Path("h")).head.kernel).all()
-  assert "vouch" in succeeds(capsys, "verify", "h")[0]
+  assert "match a charge" in succeeds(capsys, "verify", "h")[0]
 
 
 def test_what_is_no_row_is_refused(capsys, place):
