@@ -1,7 +1,8 @@
-"""Heads by many noisy steps: jax_privacy's DP-SGD and accountant.
+"""Heads by many noisy steps: DP-SGD with jax_privacy's clipping and accountant.
 
-To compare the product's heads with, on PUBLIC data only: nothing is charged to
-a ledger, noise is float32 of a seed, and learning rates were chosen by looking.
+They are what the product's heads are compared with, on PUBLIC data only: no
+ledger is charged, noise is float32 from a seed, and the learning rates were
+chosen by test accuracy.
 """
 
 import dataclasses
@@ -9,7 +10,7 @@ import functools
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax_privacy
@@ -23,17 +24,29 @@ from oneshot_dp import LinearHead
 from oneshot_dp.configs.head_config import HeadName, OneStepName
 from oneshot_dp.linear_dp.heads.one_step import OPTIMIZERS
 
-DELTA, BIAS = 1e-6, -10.0
-_RATES = {"lamb": 0.6, "adam": 3.0, "momentum": 100.0}
+DELTA = 1e-6
+INITIAL_BIAS = -10.0
+_LEARNING_RATES: dict[OneStepName, float] = {
+  "lamb": 0.6,
+  "adam": 3.0,
+  "momentum": 100.0,
+}
 _SEED = 0
-_CHUNK = 600  # of which batches of 500 and 5,000 seldom need one more
+_CHUNK_ROWS = 600
+"""Rows of which gradients are taken at once. Poisson samples of 500 and 5,000
+rows seldom need one chunk more."""
+_ARRAYS = ("train_embedding", "train_label", "test_embedding", "test_label")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Features:
-  """Public embeddings [n, d] and labels [n] to train and test on.
+  """Public embeddings and labels to train and to test on.
 
-  Embeddings are of norm 1, to which clipping would shorten them anyway.
+  Attributes:
+    train_embedding: [n, d], of norm 1, to which clipping would cut them anyway.
+    train_label: [n].
+    test_embedding: [t, d], of norm 1.
+    test_label: [t].
   """
 
   train_embedding: np.ndarray
@@ -42,43 +55,61 @@ class Features:
   test_label: np.ndarray
 
   @classmethod
-  def of(cls, path: Path) -> "Features":
-    """Those of an npz with arrays of these names."""
-    names = [field.name for field in dataclasses.fields(cls)]
+  def load(cls, path: Path) -> "Features":
+    """Reads an npz that has an array for each attribute."""
     try:
-      with np.load(path, allow_pickle=False) as found:
-        arrays = {name: found[name] for name in names}
+      with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in _ARRAYS}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-      raise SystemExit(f"{path}: {error}: give an npz of {names}.") from error
-    for name in "train_embedding", "test_embedding":
-      rows = arrays[name].astype(np.float32)
-      norms = np.linalg.norm(rows, axis=1, keepdims=True)
-      arrays[name] = rows / np.maximum(norms, 1e-12)
+      names = ", ".join(_ARRAYS)
+      raise SystemExit(
+        f"{path}: {error}: give an npz with the arrays {names}."
+      ) from error
     print("NOT PRIVATE: public data, noise from a seed, charged to no ledger")
-    return cls(**arrays)
+    return cls(
+      train_embedding=_at_norm_1(arrays["train_embedding"]),
+      train_label=arrays["train_label"],
+      test_embedding=_at_norm_1(arrays["test_embedding"]),
+      test_label=arrays["test_label"],
+    )
 
   @property
   def num_classes(self) -> int:
-    """K, from the labels: all of it is public."""
+    """K, read off the labels: all of it is public."""
     return int(self.train_label.max()) + 1
 
   def top1(self, heads: Sequence[LinearHead]) -> list[float]:
     """Test accuracies in %."""
     rows = {"embedding": self.test_embedding, "label": self.test_label}
-    return [100 * a.top1 for a in oneshot_dp.evaluate_heads(heads, [rows])]
+    accuracies = oneshot_dp.evaluate_heads(heads, [rows])
+    return [100 * accuracy.top1 for accuracy in accuracies]
 
-  def product(self, name: HeadName, epsilons: Sequence[float]) -> list[float]:
-    """Accuracies in % of the product's heads, nested, at each ε."""
-    source = oneshot_dp.NoiseSource(_SEED)
-    budget = {"epsilons": epsilons, "delta": DELTA, "source": source}
-    rows = self.train_embedding, self.train_label
-    how = {"num_classes": self.num_classes, "head": name}
-    heads = oneshot_dp.train_heads(*rows, **how, **budget)
-    return self.top1([head.head for head in heads])
+  def top1_of_product(
+    self, head: HeadName, epsilons: Sequence[float]
+  ) -> list[float]:
+    """Test accuracies in % of the product's heads, nested, at each ε."""
+    trained = oneshot_dp.train_heads(
+      self.train_embedding,
+      self.train_label,
+      num_classes=self.num_classes,
+      head=head,
+      epsilons=epsilons,
+      delta=DELTA,
+      source=oneshot_dp.NoiseSource(_SEED),
+    )
+    return self.top1([one.head for one in trained])
 
-  def many_steps(self, steps: "Steps", epsilons: Sequence) -> list[float]:
-    """Accuracies in % of `steps`, each ε by itself; None is no noise."""
-    return self.top1([steps.train(self, epsilon) for epsilon in epsilons])
+  def top1_of_steps(
+    self, steps: "Steps", epsilons: Sequence[float | None]
+  ) -> list[float]:
+    """Test accuracies in % of `steps`, each ε by itself; None is no noise."""
+    return self.top1([train_steps(steps, self, one) for one in epsilons])
+
+
+def _at_norm_1(embedding: np.ndarray) -> np.ndarray:
+  rows = embedding.astype(np.float32)
+  norms = np.linalg.norm(rows, axis=1, keepdims=True)
+  return rows / np.maximum(norms, 1e-12)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,11 +117,11 @@ class Steps:
   """How a head of many steps is trained.
 
   Attributes:
-    optimizer: of optax, as the single step's.
+    optimizer: one of optax, as for the product's single step.
     epochs: how often a row is in a step, on average.
     batches: Poisson samples in an epoch; 1 is all rows in every step.
-    init: the standard deviation of the random weights to start from.
-    ema: the decay of averaged weights; 0 is the last ones.
+    init: standard deviation of the random weights to start from.
+    ema: decay of the average of weights; 0 takes the last weights.
   """
 
   optimizer: OneStepName = "lamb"
@@ -99,76 +130,129 @@ class Steps:
   init: float = 0.0
   ema: float = 0.0
 
-  def train(self, features: Features, epsilon: float | None) -> LinearHead:
-    """DP-SGD of the sigmoid cross-entropy, clipped to norm 1.
 
-    (ε, 1e-6)-DP by jax_privacy's accountant, if rows and seed were secret and
-    the arithmetic exact.
-    """
-    n, d = features.train_embedding.shape
-    count, batch = self.epochs * self.batches, max(1, n // self.batches)
-    sigma = _noise_multiplier(epsilon, batch, count, n) if epsilon else 0.0
-    # Noise that adds up grows with √count, and so shall not what is learnt.
-    rate = _RATES[self.optimizer] / count**0.5
-    k, key = features.num_classes, jax.random.key(_SEED + 1)
-    kernel = self.init * jax.random.normal(key, (d, k))
-    how = self.optimizer, (rate, sigma, 1 / batch)
-    state, average = _descent(*how).init(kernel), kernel
-    samples = batch_selection.CyclicPoissonSampling(
-      sampling_prob=batch / n, iterations=count
+class _Scales(NamedTuple):
+  """Numbers that one step depends on.
+
+  Attributes:
+    learning_rate: of the optimizer.
+    noise_multiplier: σ of the noise on the sum of gradients, each of norm 1.
+    inverse_batch: 1 / (rows of a batch on average), which makes a sum a mean.
+  """
+
+  learning_rate: float
+  noise_multiplier: float
+  inverse_batch: float
+
+
+def train_steps(
+  steps: Steps, features: Features, epsilon: float | None
+) -> LinearHead:
+  """Trains by DP-SGD on the sigmoid cross-entropy, clipped to norm 1.
+
+  It would be (ε, 1e-6)-DP by jax_privacy's accountant if rows and seed were
+  secret and the arithmetic exact. None is no noise.
+  """
+  n, d = features.train_embedding.shape
+  iterations = steps.epochs * steps.batches
+  batch_rows = max(1, n // steps.batches)
+  sigma = 0.0
+  if epsilon:
+    sigma = _noise_multiplier(epsilon, batch_rows, iterations, n)
+  scales = _Scales(
+    # Noise of many steps adds up with their root; what is learned must not
+    # outgrow it.
+    learning_rate=_LEARNING_RATES[steps.optimizer] / iterations**0.5,
+    noise_multiplier=sigma,
+    inverse_batch=1 / batch_rows,
+  )
+  key = jax.random.key(_SEED + 1)
+  kernel = steps.init * jax.random.normal(key, (d, features.num_classes))
+  state = _descent(steps.optimizer, scales).init(kernel)
+  average = kernel
+  samples = batch_selection.CyclicPoissonSampling(
+    sampling_prob=batch_rows / n, iterations=iterations
+  )
+  for sample in samples.batch_iterator(n, rng=_SEED):
+    # Row −1 is padding. One at least, as a sample may be empty.
+    padded = np.append(sample, -1)
+    rows = batch_selection.pad_to_multiple_of(padded, _CHUNK_ROWS)
+    kernel, state = _step(
+      steps.optimizer,
+      scales,
+      kernel,
+      state,
+      features.train_embedding[rows],
+      features.train_label[rows],
+      rows == -1,
     )
-    for rows in samples.batch_iterator(n, rng=_SEED):
-      # A row of -1 is no row: one at least, as a sample may be empty.
-      rows = batch_selection.pad_to_multiple_of(np.append(rows, -1), _CHUNK)
-      x, y = features.train_embedding[rows], features.train_label[rows]
-      kernel, state = _step(*how, kernel, state, x, y, rows == -1)
-      average = optax.incremental_update(kernel, average, 1 - self.ema)
-    kernel, bias = np.asarray(average), np.full(k, BIAS, np.float32)
-    return LinearHead(kernel=kernel, bias=bias, unit_norm=True)
+    average = optax.incremental_update(kernel, average, 1 - steps.ema)
+  bias = np.full(features.num_classes, INITIAL_BIAS, np.float32)
+  return LinearHead(kernel=np.asarray(average), bias=bias, unit_norm=True)
 
 
-def _descent(optimizer: OneStepName, scales: tuple) -> Any:
-  """A sum of sensitivity 1 gets noise and is a mean; the optimizer steps."""
-  rate, sigma, mean = scales
-  noise = noise_addition.gaussian_privatizer(stddev=sigma, prng_key=_SEED)
-  steps = OPTIMIZERS[optimizer], optax.scale(rate)
-  return optax.chain(noise, optax.scale(mean), *steps)
+def _descent(
+  optimizer: OneStepName, scales: _Scales
+) -> optax.GradientTransformation:
+  """Adds noise to a sum of sensitivity 1, makes it a mean, and steps."""
+  noise: Any = noise_addition.gaussian_privatizer(
+    stddev=scales.noise_multiplier, prng_key=_SEED
+  )
+  return optax.chain(
+    noise,
+    optax.scale(scales.inverse_batch),
+    OPTIMIZERS[optimizer],
+    optax.scale(scales.learning_rate),
+  )
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnames="optimizer")
 def _step(
   optimizer: OneStepName,
-  scales: tuple,
+  scales: _Scales,
   kernel: Float[Array, "d K"],
   state: Any,
-  x: Float[Array, "rows d"],
-  y: Int[Array, " rows"],
-  padding: Bool[Array, " rows"],
-) -> tuple[Any, Any]:
-  args = {"l2_clip_norm": 1.0, "batch_argnums": (1, 2), "keep_batch_dim": False}
-  gradient = jax_privacy.clipped_grad(_loss, microbatch_size=_CHUNK, **args)
-  clipped = gradient(kernel, x, y, is_padding_example=padding)
+  embedding: Float[Array, "rows d"],
+  label: Int[Array, " rows"],
+  is_padding: Bool[Array, " rows"],
+) -> tuple[Float[Array, "d K"], Any]:
+  """One step along the noisy sum of clipped gradients of a batch."""
+  gradient_sum = jax_privacy.clipped_grad(
+    _loss,
+    l2_clip_norm=1.0,
+    batch_argnums=(1, 2),
+    keep_batch_dim=False,
+    microbatch_size=_CHUNK_ROWS,
+  )
+  clipped = gradient_sum(
+    kernel, embedding, label, is_padding_example=is_padding
+  )
   update, state = _descent(optimizer, scales).update(clipped, state, kernel)
   return optax.apply_updates(kernel, update), state
 
 
 def _loss(
-  kernel: Float[Array, "d K"], x: Float[Array, " d"], y: Int[Array, ""]
+  kernel: Float[Array, "d K"], row: Float[Array, " d"], label: Int[Array, ""]
 ) -> Float[Array, ""]:
-  labels = jax.nn.one_hot(y, kernel.shape[1])
-  return optax.sigmoid_binary_cross_entropy(x @ kernel + BIAS, labels).sum()
+  targets = jax.nn.one_hot(label, kernel.shape[1])
+  logits = row @ kernel + INITIAL_BIAS
+  return optax.sigmoid_binary_cross_entropy(logits, targets).sum()
 
 
 @functools.cache
-def _noise_multiplier(epsilon: float, batch: int, steps: int, n: int) -> float:
-  """By privacy loss distributions, fine enough not to ask for more noise."""
-  fine = min(1e-3, epsilon / 1000)
-  config = accounting.PldAccountantConfig(value_discretization_interval=fine)
-  rows = {"batch_sizes": batch, "num_updates": steps, "num_samples": n}
+def _noise_multiplier(
+  epsilon: float, batch_rows: int, iterations: int, n: int
+) -> float:
+  """σ by privacy loss distributions, on a fine grid that adds little to it."""
+  config = accounting.PldAccountantConfig(
+    value_discretization_interval=min(1e-3, epsilon / 1000)
+  )
   return accounting.calibrate_noise_multiplier(
     target_epsilon=epsilon,
     target_delta=DELTA,
     accountant=accounting.DpsgdTrainingAccountant(config),
     initial_min_noise=0.3,
-    **rows,
+    batch_sizes=batch_rows,
+    num_updates=iterations,
+    num_samples=n,
   )

@@ -52,95 +52,141 @@ is not here.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
 from oneshot_dp.linear_dp.heads.one_step import OPTIMIZERS
 from oneshot_dp.pipeline.paper.dp_sgd import Features, Steps
 
-_CHANGED, _EPSILONS = (0.1, 1.0, 8.0), (0.05, 0.1, 0.25, 1.0, 4.0, 8.0)
-_BATCHES = 1, 10, 100
-_Line = tuple[str, list[float]]
-"""A name, and accuracies in %."""
+_CHANGED_EPSILONS = (0.1, 1.0, 8.0)
+_EPSILONS = (0.05, 0.1, 0.25, 1.0, 4.0, 8.0)
+_BATCHES = (1, 10, 100)
+
+
+class _Line(NamedTuple):
+  """A line of a table: what was trained, and accuracies in %."""
+
+  name: str
+  accuracies: list[float]
+
+
+class _Plot(NamedTuple):
+  """A table that is also drawn.
+
+  Attributes:
+    label: of the horizontal axis.
+    places: on it, of the accuracies of a line.
+    lines: makes the lines.
+  """
+
+  label: str
+  places: Sequence[float]
+  lines: Callable[[Features], Iterator[_Line]]
 
 
 def main(features: Path, picture: Path | None = None) -> None:
-  """Prints top-1 in % on PUBLIC features, of `dp_sgd.Features`; draws a PNG."""
-  found = Features.of(features)
-  names = [f"ε={epsilon:g}" for epsilon in _CHANGED]
-  _show("one thing changed", [*names, "ε=∞"])
-  for name, accuracies in _changed(found):
-    _show(name, accuracies)
+  """Prints top-1 accuracies in % on PUBLIC features, and draws a PNG.
+
+  Args:
+    features: an npz, as `dp_sgd.Features` describes it.
+    picture: the PNG to write.
+  """
+  loaded = Features.load(features)
+  _print_changes(loaded)
+  plots = [
+    _Plot("ε", _EPSILONS, _lines_by_epsilon),
+    _Plot("batches in an epoch, 2 epochs", _BATCHES, _lines_by_batches),
+  ]
   figure = Figure(figsize=(12, 5), dpi=120, layout="constrained")
-  for axes, places, what, lines in zip(
-    figure.subplots(1, 2),
-    (_EPSILONS, _BATCHES),
-    ("ε", "batches in an epoch, 2 epochs"),
-    (_by_epsilon(found), _by_batches(found)),
-    strict=True,
-  ):
-    axes.set(xlabel=what, ylabel="top-1, %", xscale="log")
+  for axes, plot in zip(figure.subplots(1, 2), plots, strict=True):
     print()
-    _show(what, [f"{place:g}" for place in places])
-    for name, accuracies in lines:
-      axes.plot(places, accuracies, label=name, marker="o")
-      _show(name, accuracies)
+    _print_row(plot.label, [f"{place:g}" for place in plot.places])
+    for name, accuracies in plot.lines(loaded):
+      axes.plot(plot.places, accuracies, label=name, marker="o")
+      _print_accuracies(name, accuracies)
+    axes.set(xlabel=plot.label, ylabel="top-1, %", xscale="log")
     axes.legend(fontsize="small")
-  if picture:
+  if picture is not None:
     figure.savefig(picture, format="png")
 
 
-def _show(name: str, cells: list[str] | list[float]) -> None:
-  shown = (each if isinstance(each, str) else f"{each:.2f}" for each in cells)
-  print(f"{name:31}" + "".join(f"{each:>7}" for each in shown), flush=True)
+def _print_changes(features: Features) -> None:
+  names = [f"ε={epsilon:g}" for epsilon in _CHANGED_EPSILONS]
+  _print_row("one thing changed", [*names, "ε=∞"])
+  for name, accuracies in _lines_of_changes(features):
+    _print_accuracies(name, accuracies)
 
 
-def _changed(features: Features) -> Iterator[_Line]:
+def _print_accuracies(name: str, accuracies: Sequence[float]) -> None:
+  _print_row(name, [f"{accuracy:.2f}" for accuracy in accuracies])
+
+
+def _print_row(name: str, cells: Sequence[str]) -> None:
+  shown = "".join(cell.rjust(7) for cell in cells)
+  print(f"{name:31}{shown}", flush=True)
+
+
+def _lines_of_changes(features: Features) -> Iterator[_Line]:
+  """The paper's single step, and what differs from it in one thing."""
   for optimizer in OPTIMIZERS:
-    found = features.product(optimizer, _CHANGED)
-    found += features.many_steps(Steps(optimizer=optimizer), [None])
-    yield f"one step, {optimizer}", found
-  tried = {
-    f"{optimizer}, weights of {init:g}": Steps(optimizer=optimizer, init=init)
-    for optimizer in ("lamb", "adam")
-    for init in (1e-4, 1.0)
-  }
-  for epochs, batches in (1, _BATCHES[-1]), (10, 1), (10, 10):
+    private = features.top1_of_product(optimizer, _CHANGED_EPSILONS)
+    without_noise = features.top1_of_steps(Steps(optimizer=optimizer), [None])
+    yield _Line(f"one step, {optimizer}", private + without_noise)
+  for name, steps in _changed_steps().items():
+    yield _Line(name, features.top1_of_steps(steps, [*_CHANGED_EPSILONS, None]))
+  yield _Line(
+    "auto (of this package)",
+    features.top1_of_product("auto", _CHANGED_EPSILONS),
+  )
+
+
+def _changed_steps() -> dict[str, Steps]:
+  """By name: other weights to start from, then other numbers of steps."""
+  changed = {}
+  for optimizer in ("lamb", "adam"):
+    for init in (1e-4, 1.0):
+      changed[f"{optimizer}, weights of {init:g}"] = Steps(
+        optimizer=optimizer, init=init
+      )
+  for epochs, batches in ((1, _BATCHES[-1]), (10, 1), (10, 10)):
     for optimizer in OPTIMIZERS:
-      for ema in 0.0, 0.9 if optimizer == "momentum" and epochs > 1 else 0.0:
-        name = f"{epochs} × {batches} batches, {optimizer}"
-        tried[name + ", EMA" * (ema > 0)] = Steps(
-          optimizer=optimizer, epochs=epochs, batches=batches, ema=ema
+      name = f"{epochs} × {batches} batches, {optimizer}"
+      steps = Steps(optimizer=optimizer, epochs=epochs, batches=batches)
+      changed[name] = steps
+      if optimizer == "momentum" and epochs > 1:
+        changed[f"{name}, EMA"] = Steps(
+          optimizer=optimizer, epochs=epochs, batches=batches, ema=0.9
         )
-  for name, steps in tried.items():
-    yield name, features.many_steps(steps, [*_CHANGED, None])
-  yield "auto (of this package)", features.product("auto", _CHANGED)
+  return changed
 
 
-def _by_epsilon(features: Features) -> Iterator[_Line]:
-  yield "one step, lamb", features.product("lamb", _EPSILONS)
-  yield "auto", features.product("auto", _EPSILONS)
+def _lines_by_epsilon(features: Features) -> Iterator[_Line]:
+  yield _Line("one step, lamb", features.top1_of_product("lamb", _EPSILONS))
+  yield _Line("auto", features.top1_of_product("auto", _EPSILONS))
   for batches in _BATCHES:
     steps = Steps(optimizer="momentum", epochs=10, batches=batches)
-    name = f"10 × {batches} batches, momentum"
-    yield name, features.many_steps(steps, _EPSILONS)
+    accuracies = features.top1_of_steps(steps, _EPSILONS)
+    yield _Line(f"10 × {batches} batches, momentum", accuracies)
 
 
-def _by_batches(features: Features) -> Iterator[_Line]:
-  for epsilon in 0.1, 1.0, None:
+def _lines_by_batches(features: Features) -> Iterator[_Line]:
+  for epsilon in (0.1, 1.0, None):
+    noise = "no noise" if epsilon is None else f"ε={epsilon:g}"
     for optimizer in OPTIMIZERS:
       accuracies = []
       for batches in _BATCHES:
         steps = Steps(optimizer=optimizer, epochs=2, batches=batches)
-        accuracies += features.many_steps(steps, [epsilon])
-      name = f"{optimizer}, {f'ε={epsilon:g}' if epsilon else 'no noise'}"
-      yield name, accuracies
+        accuracies += features.top1_of_steps(steps, [epsilon])
+      yield _Line(f"{optimizer}, {noise}", accuracies)
 
 
 if __name__ == "__main__":
-  parser = argparse.ArgumentParser(description=main.__doc__)
+  parser = argparse.ArgumentParser(
+    description="Prints top-1 accuracies in percent on PUBLIC features."
+  )
   parser.add_argument("features", type=Path, help="npz of public features")
   parser.add_argument("--picture", type=Path, help="PNG to draw")
   arguments = parser.parse_args()
