@@ -23,14 +23,14 @@ from oneshot_dp.pipeline.commands import (
 from oneshot_dp.pipeline.requests import AuditRequest, TrainRequest
 
 if TYPE_CHECKING:
-  from oneshot_dp.pipeline.audit import Bounds, Claim
+  from oneshot_dp.pipeline.audit.attack import Claim
+  from oneshot_dp.pipeline.audit.bounds import Bounds
+  from oneshot_dp.pipeline.audit.canaries import Canaries
   from oneshot_dp.pipeline.runs.plan import Plan
 
 _MIN_CANARIES = 100
 _MAX_CANARIES = 20_000
 _CANARIES_WITHOUT_CACHE = 2_000
-_DIM_WITHOUT_CACHE = 128
-_RUNS_WITHOUT_CACHE = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def run(flags: Flags) -> Answer:
 
 
 def _claim_of(request: AuditRequest) -> "Claim":
-  from oneshot_dp.pipeline.audit import Claim
+  from oneshot_dp.pipeline.audit.attack import Claim
 
   return Claim(request.head, request.epsilon, request.delta, request.balanced)
 
@@ -109,7 +109,11 @@ def _claim_of(request: AuditRequest) -> "Claim":
 def _attack_synthetic_rows(request: AuditRequest) -> Answer:
   """Attacks several runs on canaries alone: no private row, and no charge."""
   from oneshot_dp.linear_dp.accounting import check_budget
-  from oneshot_dp.pipeline.audit import Canaries, audit_made_up
+  from oneshot_dp.pipeline.audit.runs import (
+    SYNTHETIC_RUNS,
+    audit_synthetic,
+    synthetic_canaries,
+  )
 
   check_budget(
     request.epsilon,
@@ -121,16 +125,11 @@ def _attack_synthetic_rows(request: AuditRequest) -> Answer:
     raise InputError("--rows and --ledger go with --cache: give it, too.")
   if request.balanced and request.head != "auto":
     raise InputError("--balanced goes with --head auto: leave it out.")
-  count = request.canaries or _CANARIES_WITHOUT_CACHE
   claim = _claim_of(request)
-  bounds, faults = audit_made_up(
-    claim,
-    Canaries(count=count, dim=_DIM_WITHOUT_CACHE, num_classes=2),
-    _RUNS_WITHOUT_CACHE,
-  )
-  return answer_of(
-    claim, bounds, faults, f"{_RUNS_WITHOUT_CACHE} runs of {count:,} canaries"
-  )
+  canaries = synthetic_canaries(request.canaries or _CANARIES_WITHOUT_CACHE)
+  bounds, faults = audit_synthetic(claim, canaries)
+  where = f"{SYNTHETIC_RUNS} runs of {canaries.count:,} canaries"
+  return answer_of(claim, bounds, faults, where)
 
 
 def _plan_of(request: AuditRequest, cache: Path) -> "Plan":
@@ -161,7 +160,7 @@ def _attack_real_rows(request: AuditRequest, path: Path) -> Answer:
   """
   import msgspec
 
-  from oneshot_dp.pipeline import audit
+  from oneshot_dp.pipeline.audit import attack, runs
   from oneshot_dp.pipeline.runs.evaluation import data_of
 
   plan = _plan_of(request, path)
@@ -171,19 +170,10 @@ def _attack_real_rows(request: AuditRequest, path: Path) -> Answer:
       f"{cache.name} has one class: give a cache of two or more."
     )
   claim = _claim_of(request)
-  canary_dim = 512 if request.head == "auto" else 2048
-  num_canaries = request.canaries
-  if num_canaries is None:
-    # More would hide one another in so few dimensions.
-    best = int(cache.info.num_classes * canary_dim / plan.mu_squared)
-    num_canaries = min(_MAX_CANARIES, max(1000, best))
-  _check_memory_of_canaries(plan, request.head, num_canaries, canary_dim)
-  canaries = audit.Canaries(
-    count=num_canaries,
-    dim=canary_dim,
-    num_classes=cache.info.num_classes,
-    real=data_of(cache),
+  canaries = runs.canaries_among(
+    data_of(cache), float(plan.mu_squared), request.canaries
   )
+  _check_memory_of_canaries(plan, request.head, canaries)
 
   (request_of_rows,) = plan.charge_requests
   (charge,) = request_of_rows.charges
@@ -200,50 +190,49 @@ def _attack_real_rows(request: AuditRequest, path: Path) -> Answer:
   out = plan.request.out
   # The rows of `auto` stay in memory; here they are read again with canaries.
   del plan
-  rows, coins = audit.tossed(canaries, request.head)
+  rows, coins = attack.sample_canaries(canaries, request.head)
   rows.validate()
   for line in lines:
     print(line, file=sys.stderr)
 
   identity = {
     "audit": claim,
-    "canaries": num_canaries,
+    "canaries": canaries.count,
     "digest": cache.private_digest,
   }
   charge_ids = ledger.charge([charge_request], out, identity)
-  observed = audit.attacked(rows, claim)
+  observed = attack.observe_training(rows, claim)
   # Noted before anybody sees it: the charge pays for one answer.
   ledger.deliver(charge_ids, {})
-  scores = audit.scores_of(observed, coins * 0.0 + 0.5)
-  bounds = audit.bounds_of(scores, scores, coins, request.delta)
+  bounds = runs.bounds_among_real_rows(observed, coins, request.delta)
   return answer_of(
     claim,
     bounds,
     (),
-    f"one run of {num_canaries:,} canaries among {cache.n:,} rows",
+    f"one run of {canaries.count:,} canaries among {cache.n:,} rows",
   )
 
 
 def _check_memory_of_canaries(
-  plan: "Plan", head: HeadName, num_canaries: int, canary_dim: int
+  plan: "Plan", head: HeadName, canaries: "Canaries"
 ) -> None:
   """Refuses canaries that this machine has no memory for."""
   from oneshot_dp.linear_dp.memory import memory_needed
   from oneshot_dp.pipeline.runs.resources import check_memory
 
   info = plan.train.cache.info
-  feature_dim = info.feature_dim + canary_dim
+  feature_dim = info.feature_dim + canaries.dim
   needs = memory_needed(
     head,
-    n=plan.train.cache.n + num_canaries,
+    n=plan.train.cache.n + canaries.count,
     feature_dim=feature_dim,
     num_classes=info.num_classes,
     privacy_unit=info.unit,
     shard_rows=min(info.shard_rows, info.source_num_examples),
   )
-  needs += num_canaries * (64 * feature_dim + 256 * info.num_classes)
+  needs += canaries.count * (64 * feature_dim + 256 * info.num_classes)
   check_memory(
-    f"{num_canaries:,} canaries of {feature_dim:,} numbers among"
+    f"{canaries.count:,} canaries of {feature_dim:,} numbers among"
     f" {plan.train.cache.n:,} rows",
     needs,
     "give fewer --canaries",

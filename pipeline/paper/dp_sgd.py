@@ -215,7 +215,7 @@ def _step(
   embedding: Float[Array, "rows d"],
   label: Int[Array, " rows"],
   is_padding: Bool[Array, " rows"],
-) -> tuple[Float[Array, "d K"], Any]:
+) -> tuple[Any, Any]:
   """One step along the noisy sum of clipped gradients of a batch."""
   gradient_sum = jax_privacy.clipped_grad(
     _loss,

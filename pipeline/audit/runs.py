@@ -1,0 +1,109 @@
+"""Whole audits: how many canaries they take, and the runs that attack them."""
+
+import math
+
+import numpy as np
+
+from oneshot_dp.linear_dp.dataset import PrivateDataset
+from oneshot_dp.pipeline.audit.attack import (
+  Claim,
+  ObservedRelease,
+  find_faults,
+  observe_training,
+  sample_canaries,
+  score_canaries,
+)
+from oneshot_dp.pipeline.audit.bounds import Bounds, bounds_from_scores
+from oneshot_dp.pipeline.audit.canaries import Canaries, Coins
+
+SYNTHETIC_RUNS = 10
+MAX_CANARIES = 20_000
+_SYNTHETIC_CANARIES = 2000
+_SYNTHETIC_DIM = 512
+_MIN_CANARIES = 1000
+"""Of an audit among real rows, unless a flag says otherwise."""
+_MAX_REAL_DIM = 2048
+_ENOUGH = 20.0
+"""With (so many / μ)² guesses the interval is a fifth of μ wide."""
+
+
+def synthetic_canaries(count: int | None = None) -> Canaries:
+  """Canaries without real rows: as many as asked for, or a default number.
+
+  There are twice as many classes as canaries of one direction. Their gradients
+  are then nearly orthogonal; those of all classes together add up to zero.
+  """
+  if count is None:
+    count = _SYNTHETIC_CANARIES
+  per_direction = math.ceil(count / _SYNTHETIC_DIM)
+  return Canaries(
+    count=count, dim=_SYNTHETIC_DIM, num_classes=2 * per_direction
+  )
+
+
+def canaries_among(
+  real: PrivateDataset, mu_squared: float, count: int | None = None
+) -> Canaries:
+  """Canaries among real rows: as many as asked for, or as are of use.
+
+  Args:
+    real: the rows.
+    mu_squared: μ² of the claim: the smaller it is, the more guesses it takes.
+    count: how many canaries; None for as many as are of use.
+
+  Raises:
+    InputError: so many would hide one another.
+  """
+  per_direction = max(1, real.num_classes // 2)
+  if count is None:
+    most = min(MAX_CANARIES, per_direction * _MAX_REAL_DIM)
+    useful = math.ceil(_ENOUGH**2 / mu_squared)
+    count = min(most, max(_MIN_CANARIES, useful))
+  dim = min(_MAX_REAL_DIM, math.ceil(count / per_direction))
+  return Canaries(count=count, dim=dim, num_classes=real.num_classes, real=real)
+
+
+def audit_synthetic(
+  claim: Claim, canaries: Canaries, runs: int = SYNTHETIC_RUNS
+) -> tuple[Bounds, list[str]]:
+  """Attacks heads that are trained on canaries alone.
+
+  No private row is read, and nothing is charged.
+
+  Returns:
+    The bounds of all runs together, and faults that were found in the noise.
+  """
+  scores = []
+  blind_scores = []
+  all_coins = []
+  faults: list[str] = []
+  for _ in range(runs):
+    rows, coins = sample_canaries(canaries, claim.head)
+    observed = observe_training(rows, claim)
+    faults += find_faults(observed, coins, rows.data.weight)
+    scores.append(score_canaries(observed, coins.astype(np.float64)))
+    blind_scores.append(score_canaries(observed, np.full(len(coins), 0.5)))
+    all_coins.append(coins)
+  bounds = bounds_from_scores(
+    np.concatenate(scores),
+    np.concatenate(blind_scores),
+    np.concatenate(all_coins),
+    claim.delta,
+  )
+  return bounds, list(dict.fromkeys(faults))
+
+
+def bounds_among_real_rows(
+  observed: list[ObservedRelease], coins: Coins, delta: float
+) -> Bounds:
+  """Bounds ε by one run among real rows.
+
+  Scores look where real rows are zeros, so they are post-processing of what
+  was charged.
+  """
+  return bounds_from_scores(
+    score_canaries(observed, coins.astype(np.float64)),
+    score_canaries(observed, np.full(len(coins), 0.5)),
+    coins,
+    delta,
+  )
