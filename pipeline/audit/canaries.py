@@ -337,7 +337,7 @@ class CanaryRows(Rows):
 
   @functools.cached_property
   def basis(self) -> Basis | None:
-    """Of the directions; the same in all releases from these rows."""
+    """The basis of the directions, the same in all releases of these rows."""
     return orthonormal_basis(self.directions)
 
   def probes(
