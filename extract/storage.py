@@ -1,15 +1,14 @@
 """Files under one folder: on a disk, at gs://bucket/folder or s3://bucket/folder.
 
-obstore speaks to the stores and tries again what was answered with 429 or 5xx;
-what was cut, or reset, is tried again here. The disk is the operating system's:
-obstore would neither wait for it, nor keep files to their owner, nor refuse a
-FIFO. No name is ever written twice.
+obstore speaks to the stores, and tries again what was answered with 429 or 5xx.
+Answers that were cut and connections that were reset are tried again here. The
+disk is the operating system's: obstore would neither wait until data is on it,
+nor keep files to their owner, nor refuse a FIFO. No name is ever written twice.
 """
 
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import io
 import os
 import re
@@ -20,28 +19,33 @@ from typing import Any, BinaryIO, TypeVar
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.extract import files
+from oneshot_dp.extract.object_store import (
+  RangeReader,
+  Remote,
+  UnreachableError,
+  no_bucket_error,
+  store_error,
+)
 
 _T = TypeVar("_T")
+# A pathlib.Path has lost the second slash.
 URL = re.compile(r"(gs|s3):/+([^/]+)/*(.*)")
-"""A pathlib.Path has lost the second slash."""
+"""Scheme, bucket and folder of a URL."""
 _WAITS = (0.1, 0.4, 1.6, 5.0)
 """Seconds between calls that obstore gave up on."""
-_RETRIES: Any = {"max_retries": 8}  # waiting 0.1 s, 0.2 s …
-PERMISSIONS = {
-  "read": {"s3": "s3:GetObject", "gs": "storage.objects.get"},
-  "list": {"s3": "s3:ListBucket", "gs": "storage.objects.list"},
-  "write": {"s3": "s3:PutObject", "gs": "storage.objects.create"},
-  "remove": {"s3": "s3:DeleteObject", "gs": "storage.objects.delete"},
-}
-"""All that is ever asked of a store, and what must be granted for it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Store:
-  """A folder; `remote` is obstore's, or None on a disk."""
+  """A folder on a disk or in an object store.
+
+  Attributes:
+    place: its absolute path or its URL.
+    remote: clients of the object store; None on a disk.
+  """
 
   place: str
-  remote: Any = None
+  remote: Remote | None = None
 
   def path(self, name: str) -> str:
     """The path of a file in it, on a disk."""
@@ -49,19 +53,33 @@ class Store:
 
   def display_path(self, name: str = "") -> str:
     """The path or URL of a file in it, or of itself, for messages."""
-    return escaped(f"{self.place.rstrip('/')}/{name}" if name else self.place)
+    if not name:
+      return escaped(self.place)
+    return escaped(f"{self.place.rstrip('/')}/{name}")
 
 
 def is_url(place: str | os.PathLike) -> bool:
-  """Whether it is at gs:// or s3://."""
+  """Whether a place is at gs:// or s3://."""
   return URL.fullmatch(os.fspath(place)) is not None
 
 
 def store_at(place: str | os.PathLike) -> Store:
-  """The store of a folder on a disk, or of a URL; asks nothing yet."""
+  """Returns the store of a folder or URL, without a call to it.
+
+  Args:
+    place: a path, or a gs:// or s3:// URL.
+
+  Returns:
+    The store. Of a URL it is the same object in the whole process.
+
+  Raises:
+    InputError: it cannot be a path, or the credentials cannot be read.
+  """
   text = os.fspath(place)
-  if url := URL.fullmatch(text):
-    return _remote(url[1], url[2], url[3].strip("/"))
+  url = URL.fullmatch(text)
+  if url is not None:
+    scheme, bucket, folder = url.groups()
+    return _remote(scheme, bucket, folder.strip("/"))
   if "\0" in text:
     raise InputError(f"{escaped(text)} is no path.")
   return Store(os.path.abspath(os.path.expanduser(text)))
@@ -69,53 +87,55 @@ def store_at(place: str | os.PathLike) -> Store:
 
 @functools.cache
 def _remote(scheme: str, bucket: str, folder: str) -> Store:
-  """One for each, as it holds connections; obstore's threads start here."""
-  from obstore.store import GCSStore, S3Store
-
-  options: Any = {"prefix": folder or None, "retry_config": _RETRIES}
-  options["client_options"] = {"timeout": "60s", "allow_http": True}
+  """One for each folder, as it holds connections; starts obstore's threads."""
   place = f"{scheme}://{bucket}/{folder}".rstrip("/")
   with _errors(Store(place), "", "read"):
-    if scheme == "gs":
-      return Store(place, GCSStore(bucket, **options))
-    if importlib.util.find_spec("boto3"):  # AWS's files, single sign-on
-      from obstore.auth.boto3 import Boto3CredentialProvider
-
-      options["credential_provider"] = Boto3CredentialProvider()
-    return Store(place, S3Store(bucket, **options))
+    return Store(place, Remote(scheme, bucket, folder))
 
 
 def list_files(store: Store) -> dict[str, tuple[int, str]]:
-  """Bytes of each file, and what tells it from a later one, by name, sorted.
+  """Lists all files of a store, those in folders of it as well.
 
-  On a disk as `files.walk` has them.
+  Args:
+    store: the folder; on a disk it may not exist.
+
+  Returns:
+    By name, sorted: bytes, and a version that tells the file from a later one
+    of the same name. On a disk, what cannot be read has -1 bytes (see
+    `files.walk`).
   """
 
-  def ask() -> dict[str, tuple[int, str]]:
-    if store.remote is None:
-      return dict(sorted(files.walk(store.place)))
-    found = sorted(store.remote.list().collect(), key=lambda e: e["path"])
-    return {e["path"]: (e["size"], _version(e)) for e in found}
+  def list_disk(_: Any) -> dict[str, tuple[int, str]]:
+    return dict(sorted(files.walk(store.place)))
 
-  return _ask(store, "", "list", ask)
+  def list_remote(client: Any) -> dict[str, tuple[int, str]]:
+    entries = sorted(client.list().collect(), key=lambda entry: entry["path"])
+    return {e["path"]: (e["size"], _version(e)) for e in entries}
+
+  if store.remote is None:
+    return _call(store, "", "list", list_disk)
+  return _call(store, "", "list", list_remote)
 
 
-def _version(found: Any) -> str:
-  version = found.get("e_tag") or found["last_modified"]  # quoted, or not
+def _version(metadata: Any) -> str:
+  """An entity tag without its quotes, which some stores leave out."""
+  version = metadata.get("e_tag") or metadata["last_modified"]
   return str(version).removeprefix("W/").strip('"')
 
 
 def state(store: Store, name: str) -> tuple[int, str]:
-  """`listed` of one file; FileNotFoundError: it is not there."""
+  """Bytes and version of one file; FileNotFoundError: it does not exist."""
   if store.remote is not None:
-    found = _ask(store, name, "read", lambda: store.remote.head(name))
-    return found["size"], _version(found)
-  with _local(store, name) as file:
+    metadata = _call(store, name, "read", lambda client: client.head(name))
+    return metadata["size"], _version(metadata)
+  with _open_local(store, name) as file:
     status = os.fstat(file.fileno())
   return status.st_size, str(status.st_mtime_ns)
 
 
-def _local(store: Store, name: str, most_bytes: int | None = None) -> BinaryIO:
+def _open_local(
+  store: Store, name: str, most_bytes: int | None = None
+) -> BinaryIO:
   try:
     return files.open_regular(store.path(name), most_bytes)
   except InputError as e:
@@ -127,85 +147,154 @@ def _local(store: Store, name: str, most_bytes: int | None = None) -> BinaryIO:
 def read(
   store: Store, name: str, most_bytes: int = files.MOST_BYTES
 ) -> bytes | None:
-  """A file's bytes, or None; InputError: too many, or they may not be read."""
+  """Reads a whole file.
 
-  def get() -> bytes:
-    answer = store.remote.get(name)
-    if (size := answer.meta["size"]) > most_bytes:
+  Args:
+    store: the folder.
+    name: the file.
+    most_bytes: more are refused before they are in memory.
+
+  Returns:
+    Its bytes, or None if it does not exist.
+
+  Raises:
+    InputError: it is too large, or may not be read.
+    RunError: the store does not answer.
+  """
+
+  def get(client: Any) -> bytes:
+    answer = client.get(name)
+    size = answer.meta["size"]
+    if size > most_bytes:
       raise InputError(
-        f"{store.display_path(name)}: {size:,} bytes are too many."
+        f"{store.display_path(name)}: {size:,} bytes are more than"
+        f" {most_bytes:,}."
       )
     return answer.bytes().to_bytes()
 
-  with contextlib.suppress(FileNotFoundError):
+  try:
     if store.remote is not None:
-      return _ask(store, name, "read", get)
-    with _local(store, name, most_bytes) as file, _errors(store, name, "read"):
+      return _call(store, name, "read", get)
+    with (
+      _open_local(store, name, most_bytes) as file,
+      _errors(store, name, "read"),
+    ):
       return file.read(os.fstat(file.fileno()).st_size)
-  return None
+  except FileNotFoundError:
+    return None
 
 
 def read_range(
   store: Store, name: str, start: int, size: int
 ) -> tuple[bytes, str]:
-  """Bytes of a part of a file, fewer where it ends, and its version."""
+  """Reads a part of a file.
 
-  def get() -> tuple[bytes, str]:
-    part = {"range": (start, start + size)}
-    answer = store.remote.get(name, options=part)
+  Args:
+    store: the folder.
+    name: the file.
+    start: its first byte.
+    size: how many bytes to read; fewer come where the file ends.
+
+  Returns:
+    The bytes, and the version of the file.
+
+  Raises:
+    FileNotFoundError: it does not exist.
+  """
+
+  def get(client: Any) -> tuple[bytes, str]:
+    answer = client.get(name, options={"range": (start, start + size)})
     return answer.bytes().to_bytes(), _version(answer.meta)
 
   if store.remote is not None:
-    return _ask(store, name, "read", get)
-  with _local(store, name) as file:
+    return _call(store, name, "read", get)
+  with _open_local(store, name) as file:
     file.seek(start)
     return file.read(size), str(os.fstat(file.fileno()).st_mtime_ns)
 
 
 def write_if_absent(store: Store, name: str, data: bytes) -> bytes:
-  """Writes a file whole, unless one of its name is there.
+  """Writes a file whole, unless one of its name exists.
 
-  Formal guarantees: of any number of writers one succeeds, and none writes
-  over another's; what this call has returned, which is there now, survives a
+  *Formal guarantees*: of any number of writers one succeeds, and none writes
+  over another's file; what this call returned, which is there now, survives a
   crash.
+
+  Args:
+    store: the folder; on a disk it is made if it does not exist.
+    name: the file.
+    data: its content.
+
+  Returns:
+    The content that is there now: `data`, or what another writer wrote.
+
+  Raises:
+    InputError: credentials or permissions do not suffice.
+    RunError: the disk or the store failed.
   """
   if store.remote is None:
     if files.write_once(store.path(name), data):
       return data
-  else:
-    how: Any = {"mode": "create", "use_multipart": False}
-    with contextlib.suppress(FileExistsError):
-      _ask(store, name, "write", lambda: store.remote.put(name, data, **how))
-      return data
-  # Perhaps of this very call, whose answer was lost.
-  if (there := read(store, name)) is None:
+  elif _put(store, store.remote, name, data):
+    return data
+  # Perhaps it was this very call that wrote it, and its answer was lost.
+  existing = read(store, name)
+  if existing is None:
     raise RunError(
       f"{store.display_path(name)} was removed meanwhile; run again."
     )
-  return there
+  return existing
+
+
+def _put(store: Store, remote: Remote, name: str, data: bytes) -> bool:
+  """Puts an object unless its name is taken; returns whether it did."""
+  writer = remote.writer(len(data))
+
+  def put(_: Any) -> None:
+    writer.put(name, data, mode="create", use_multipart=False)
+
+  try:
+    _call(store, name, "write", put)
+  except FileExistsError:
+    return False
+  return True
 
 
 def remove(store: Store, names: Iterable[str]) -> None:
-  """Removes files; those that are not there are all right."""
+  """Removes files; those that do not exist are all right."""
   for name in names:
-    act, place = os.unlink, store.path(name)
-    if store.remote is not None:
-      act, place = store.remote.delete, name
+
+    def remove_one(client: Any, name: str = name) -> None:
+      if client is None:
+        os.unlink(store.path(name))
+      else:
+        client.delete(name)
+
     with contextlib.suppress(FileNotFoundError):
-      _ask(store, name, "remove", functools.partial(act, place))
+      _call(store, name, "remove", remove_one)
 
 
 @contextlib.contextmanager
 def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
-  """A path on this disk of a file, and the file, for libraries that want one.
+  """A file by its path on this disk, for libraries that want one.
 
-  A copy from afar has no name. FileNotFoundError: it is not there.
+  Args:
+    store: the folder.
+    name: the file.
+
+  Yields:
+    The path, and the open file. A copy from an object store has no name of its
+    own, and is gone when the process is.
+
+  Raises:
+    FileNotFoundError: it does not exist.
   """
   if store.remote is None:
-    with _local(store, name) as file:
+    with _open_local(store, name) as file:
       yield store.path(name), file
     return
-  if (data := read(store, name)) is None:
+  data = read(store, name)
+  if data is None:
     raise FileNotFoundError(store.display_path(name))
   with tempfile.TemporaryFile() as file:
     with files.disk_errors(tempfile.gettempdir()):
@@ -215,72 +304,87 @@ def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
 
 
 def seekable(store: Store, name: str, size: int) -> BinaryIO:
-  """A file of so many bytes, of which a library reads what it needs."""
+  """Opens a file of which a library reads only the parts that it needs."""
   if store.remote is None:
     return files.open_regular(store.path(name))
-  return io.BufferedReader(_Ranges(store, name, size), 1 << 20)
+
+  def read_part(start: int, num_bytes: int) -> bytes:
+    data, _ = read_range(store, name, start, num_bytes)
+    return data
+
+  return io.BufferedReader(RangeReader(name, size, read_part), 1 << 20)
 
 
-class _Ranges(io.RawIOBase):
-  mode = "rb"
+def _call(
+  store: Store, name: str, action: str, call: Callable[[Any], _T]
+) -> _T:
+  """Calls a store, and again where the answer was cut or did not come.
 
-  def __init__(self, store: Store, name: str, size: int):
-    self._store, self.name, self._size, self._at = store, name, size, 0
+  Args:
+    store: the folder.
+    name: the file, for messages.
+    action: a key of `PERMISSIONS`.
+    call: takes a client; None on a disk.
 
-  def readable(self) -> bool:
-    return True
-
-  def seekable(self) -> bool:
-    return True
-
-  def seek(self, offset: int, whence: int = 0) -> int:
-    self._at = max(0, (0, self._at, self._size)[whence] + offset)
-    return self._at
-
-  def readinto(self, buffer: Any) -> int:
-    size = max(0, min(len(buffer), self._size - self._at))
-    if size:
-      buffer[:size], _ = read_range(self._store, self.name, self._at, size)
-    self._at += size
-    return size
-
-
-def _ask(store: Store, name: str, action: str, call: Callable[[], _T]) -> _T:
-  """Calls a store, and again where the answer was cut or did not come."""
+  Returns:
+    What `call` returned.
+  """
+  remote = store.remote
+  client = None
+  if remote is not None:
+    if not remote.was_reached:
+      with contextlib.suppress(RunError):
+        return _first_call(store, remote, name, action, call)
+    client = remote.reader
   for wait in _WAITS:
     with contextlib.suppress(RunError), _errors(store, name, action):
-      return call()
+      return call(client)
     time.sleep(wait)
   with _errors(store, name, action):
-    return call()
+    return call(client)
+
+
+def _first_call(
+  store: Store,
+  remote: Remote,
+  name: str,
+  action: str,
+  call: Callable[[Any], _T],
+) -> _T:
+  """A call to a store that has never answered, without another try.
+
+  InputError: it cannot be reached. RunError: it answered that it may go well
+  later.
+  """
+  try:
+    with _errors(store, name, action):
+      result = call(remote.first)
+  except UnreachableError as e:
+    raise InputError(str(e)) from e
+  except (RunError, FileNotFoundError, FileExistsError):
+    remote.was_reached = True
+    raise
+  remote.was_reached = True
+  return result
 
 
 @contextlib.contextmanager
 def _errors(store: Store, name: str, action: str) -> Iterator[None]:
   """Says in one line what is refused; RunError: what may go well later."""
-  where = store.display_path(name)
+  place = store.display_path(name)
   try:
     yield
-  except (FileNotFoundError, FileExistsError, InputError, RunError):
+  except (FileExistsError, InputError, RunError):
     raise
+  except FileNotFoundError as e:
+    # obstore says the same of an object and of a whole bucket.
+    is_bucket = action in ("write", "list") or "NoSuchBucket" in str(e)
+    if store.remote is None or not is_bucket:
+      raise
+    raise no_bucket_error(store.place) from e
   except OSError as e:
-    raise InputError(f"{where}: cannot {action} it: {e.strerror}.") from e
+    raise InputError(f"{place}: cannot {action} it: {e.strerror}.") from e
   except Exception as e:
     if not type(e).__module__.startswith("obstore"):
       raise
-    kind, reason = type(e).__name__, str(e).split("\n")[0]  # The rest is long.
-    scheme, bucket = store.place[:2], "/".join(store.place.split("/")[:3])
-    if kind in ("AlreadyExistsError", "PreconditionError"):
-      raise FileExistsError(where) from e
-    if "169.254.169.254" in reason or "metadata.google" in reason:
-      # Where virtual machines have theirs; it is asked last.
-      raise InputError(f"{bucket}: no credentials; log in to the store.") from e
-    if kind == "NotFoundError" and action in ("read", "remove"):
-      raise FileNotFoundError(where) from e
-    if kind == "NotFoundError" or "404 Not Found" in reason:
-      raise InputError(f"{bucket}: there is no such bucket.") from e
-    if re.search("Denied|Unauthen|403 Forb|401 Unauth", f"{kind} {reason}"):
-      lacks = f"lack the permission {PERMISSIONS[action][scheme]}"
-      raise InputError(f"{where}: these credentials {lacks}; grant it.") from e
-    said = escaped(reason)[:300]
-    raise RunError(f"{where}: {said}; run the same command again.") from e
+    raise store_error(store.place, place, action, e) from e

@@ -37,8 +37,9 @@ Answer = tuple[int, list[tuple[str, str]], bytes]
 class ObjectServer(http.server.ThreadingHTTPServer):
   """`fault(kind)`, by method or LIST, says what happens to a request.
 
-  Nothing; a status to answer with; "reset" (RST, nothing is done), "cut" (half
-  of the answer comes) or "lose" (it is done, but no answer comes).
+  Nothing; a status to answer with, or a status and the code of an error;
+  "reset" (RST, nothing is done), "cut" (half of the answer comes), "lose" (it
+  is done, but no answer comes) or "slow" (it is done after two seconds).
   """
 
   daemon_threads = True
@@ -48,7 +49,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     self.objects: dict[str, bytes] = {}
     self.lock = threading.Lock()
     self.seen: list[str] = []
-    self.fault: Callable[[str], int | str | None] = lambda kind: None
+    self.fault: Callable[[str], Any] = lambda kind: None
     self.ask = ask or self.remember
     self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -126,6 +127,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       server.shutdown_request = lambda request: request.close()
       self.connection.close()
       return
+    if isinstance(fault, tuple):
+      status, code = fault
+      text = f"<Error><Code>{code}</Code></Error>"
+      self._answer(status, [], text.encode())
+      return
+    if fault == "slow":
+      time.sleep(2)
     if isinstance(fault, int):
       self._answer(fault, [], b"")
       return

@@ -8,11 +8,12 @@ import multiprocessing
 import os
 import pathlib
 import signal
+import time
 
 import pytest
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract import storage
+from oneshot_dp.extract import object_store, storage
 from oneshot_dp.extract.cache import shard_file
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import check_cache, open_cache
@@ -103,7 +104,7 @@ def test_a_bad_network_makes_the_same_bytes_at_the_first_try(
   monkeypatch.setattr(storage, "_WAITS", (0.01,) * 8)
   soon = {"init_backoff": datetime.timedelta(milliseconds=5), "base": 2}
   soon["max_backoff"] = datetime.timedelta(milliseconds=100)
-  monkeypatch.setitem(storage._RETRIES, "backoff", soon)
+  monkeypatch.setitem(object_store.RETRIES, "backoff", soon)
   storage._remote.cache_clear()
   info = make_info(120, 64, shard_rows=5)
   cache = run_job(url, info)
@@ -156,7 +157,7 @@ def test_what_a_store_refuses_is_one_line(place, monkeypatch):
     assert "loopback-secret-0" not in str(caught.value)
   server.fault = lambda kind: None
   cache = run_job(url, make_info())
-  monkeypatch.setitem(storage._RETRIES, "max_retries", 0)
+  monkeypatch.setitem(object_store.RETRIES, "max_retries", 0)
   monkeypatch.setattr(storage, "_WAITS", (0.01,))
   storage._remote.cache_clear()
   for fault in (500, "reset", "cut"):
@@ -167,6 +168,65 @@ def test_what_a_store_refuses_is_one_line(place, monkeypatch):
   server.fault = lambda kind: 404
   with refused("there is no such bucket"):
     run_job(url, make_info())
+
+
+CREDENTIAL_FAULTS = [
+  (403, "SignatureDoesNotMatch", "the secret key is wrong"),
+  (403, "InvalidAccessKeyId", "does not know this access key"),
+  (400, "ExpiredToken", "the session token has expired"),
+  (301, "PermanentRedirect", "in another region; set AWS_REGION"),
+  (400, "AuthorizationHeaderMalformed", "in another region"),
+  (403, "AccessDenied", "lack the permission s3:(Get|List|Put)"),
+  (404, "NoSuchBucket", "there is no such bucket"),
+  (401, "Unauthorized", "these credentials are not valid"),
+]
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+@pytest.mark.parametrize(("status", "code", "message"), CREDENTIAL_FAULTS)
+def test_credentials_each_fault_has_its_own_line_and_no_second_try(
+  place, status, code, message
+):
+  url, server = place
+  server.fault = lambda kind: (status, code)
+  store = storage.store_at(url)
+  for call in (
+    lambda: storage.read(store, "x"),
+    lambda: storage.list_files(store),
+    lambda: storage.write_if_absent(store, "x", b"x"),
+  ):
+    with refused(f"^s3://.*{message}"):
+      call()
+  assert len(server.calls()) == 3
+
+
+def test_a_store_without_a_network_is_said_at_once(
+  tmp_path, monkeypatch, request
+):
+  with served(monkeypatch, tmp_path) as server:
+    url = server.url
+  # Its port is closed now, and nobody has spoken to the store before.
+  monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+  storage._remote.cache_clear()
+  request.addfinalizer(storage._remote.cache_clear)
+  begin = time.monotonic()
+  with refused("cannot be reached .*Connection refused"):
+    storage.read(storage.store_at(f"s3://{BUCKET}/a"), "x")
+  assert time.monotonic() - begin < 2
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_a_write_may_take_as_long_as_its_bytes_need(place, monkeypatch):
+  url, server = place
+  store = storage.store_at(url)
+  storage.list_files(store)
+  monkeypatch.setattr(object_store, "_WRITE_SECONDS", 1)
+  monkeypatch.setattr(object_store, "_SLOWEST_BYTES_PER_SECOND", 100_000)
+  server.calls()
+  server.fault = lambda kind: "slow"  # 2 s
+  data = bytes(300_000)
+  assert storage.write_if_absent(store, "x", data) == data
+  assert [call.split()[0] for call in server.calls()] == ["PUT"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,221 @@
+"""Clients of gs:// and s3:// buckets, and what their errors mean."""
+
+import importlib.util
+import io
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from oneshot_dp.configs.errors import InputError, RunError, escaped
+
+RETRIES: Any = {"max_retries": 8}  # waiting 0.1 s, 0.2 s …
+_NO_RETRIES: Any = {"max_retries": 0}
+_IDLE_SECONDS = 60
+"""A read of which no byte comes for so long is tried again."""
+_READ_SECONDS = 3600
+"""And one that takes so long in all."""
+_WRITE_SECONDS = 60
+_SLOWEST_BYTES_PER_SECOND = 20_000
+"""A write may take `_WRITE_SECONDS`, and as long as its bytes do at this rate.
+It is one PUT whatever its size: parts cannot be put on the condition that the
+name is free, which is what keeps two workers from writing over each other. A
+shard is far below the 5 GiB that a PUT may have."""
+_MAX_REASON_CHARACTERS = 300
+PERMISSIONS = {
+  "read": {"s3": "s3:GetObject", "gs": "storage.objects.get"},
+  "list": {"s3": "s3:ListBucket", "gs": "storage.objects.list"},
+  "write": {"s3": "s3:PutObject", "gs": "storage.objects.create"},
+  "remove": {"s3": "s3:DeleteObject", "gs": "storage.objects.delete"},
+}
+"""All that is ever asked of a store, and what must be granted for it."""
+
+
+class Remote:
+  """obstore's clients for one folder of a bucket.
+
+  Attributes:
+    scheme: "gs" or "s3".
+    was_reached: whether the store has ever answered. Until then a call that
+      cannot connect is not tried again: there is no network, or another name
+      is meant, and no wait helps.
+  """
+
+  def __init__(self, scheme: str, bucket: str, folder: str):
+    self.scheme = scheme
+    self.was_reached = False
+    self._bucket = bucket
+    self._folder = folder
+    self._credentials = _boto3_credentials() if scheme == "s3" else None
+    self._writers: dict[int, Any] = {}
+    read_timeouts = {
+      "timeout": f"{_READ_SECONDS}s",
+      "read_timeout": f"{_IDLE_SECONDS}s",
+    }
+    self.first = self._client(read_timeouts, _NO_RETRIES)
+    self.reader = self._client(read_timeouts, RETRIES)
+
+  def writer(self, num_bytes: int) -> Any:
+    """A client whose time-out is long enough for a write of this size."""
+    seconds = _WRITE_SECONDS
+    while seconds < _WRITE_SECONDS + num_bytes / _SLOWEST_BYTES_PER_SECOND:
+      seconds *= 2
+    if seconds not in self._writers:
+      timeouts = {"timeout": f"{seconds}s"}
+      self._writers[seconds] = self._client(timeouts, RETRIES)
+    return self._writers[seconds]
+
+  def _client(self, timeouts: dict[str, str], retries: Any) -> Any:
+    from obstore.store import GCSStore, S3Store
+
+    options: Any = {
+      "prefix": self._folder or None,
+      "retry_config": retries,
+      "client_options": {"allow_http": True, **timeouts},
+    }
+    if self.scheme == "gs":
+      return GCSStore(self._bucket, **options)
+    if self._credentials is not None:
+      options["credential_provider"] = self._credentials
+    return S3Store(self._bucket, **options)
+
+
+def _boto3_credentials() -> Any:
+  """Credentials of AWS's files and single sign-on, where boto3 is installed."""
+  if not importlib.util.find_spec("boto3"):
+    return None
+  from obstore.auth.boto3 import Boto3CredentialProvider
+
+  return Boto3CredentialProvider()
+
+
+class RangeReader(io.RawIOBase):
+  """An object as a file; each read is one request.
+
+  Attributes:
+    name: the object's.
+  """
+
+  mode = "rb"
+
+  def __init__(
+    self, name: str, size: int, read_part: Callable[[int, int], bytes]
+  ):
+    self.name = name
+    self._size = size
+    self._read_part = read_part
+    self._position = 0
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+    if whence == os.SEEK_CUR:
+      offset += self._position
+    elif whence == os.SEEK_END:
+      offset += self._size
+    self._position = max(0, offset)
+    return self._position
+
+  def readinto(self, buffer: Any) -> int:
+    size = max(0, min(len(buffer), self._size - self._position))
+    if size:
+      buffer[:size] = self._read_part(self._position, size)
+    self._position += size
+    return size
+
+
+# What a store says of a request that no other try makes better, by the codes of
+# S3's and GCS's XML; the text follows the URL of the bucket.
+_CREDENTIAL_FAULTS = {
+  "SignatureDoesNotMatch": (
+    "the secret key is wrong; correct AWS_SECRET_ACCESS_KEY, or log in again"
+  ),
+  "InvalidAccessKeyId": (
+    "the store does not know this access key; correct AWS_ACCESS_KEY_ID, or log"
+    " in again"
+  ),
+  "ExpiredToken": "the session token has expired; log in again",
+  "TokenRefreshRequired": "the session token has expired; log in again",
+  "InvalidToken": "the session token is not valid; log in again",
+  "PermanentRedirect": "it is in another region; set AWS_REGION to its own",
+  "AuthorizationHeaderMalformed": (
+    "it is in another region; set AWS_REGION to its own"
+  ),
+  "RequestTimeTooSkewed": "this machine's clock is wrong; set it",
+}
+
+
+class UnreachableError(RunError):
+  """No connection to the store could be made."""
+
+
+def no_bucket_error(url: str) -> InputError:
+  """The error of a bucket that does not exist; `url` is of anything in it."""
+  return InputError(f"{_bucket_url(url)}: there is no such bucket.")
+
+
+def store_error(
+  url: str, place: str, action: str, error: Exception
+) -> Exception:
+  """Translates an error of obstore into one line.
+
+  Args:
+    url: the URL of the folder.
+    place: what was asked for, for the message.
+    action: a key of `PERMISSIONS`.
+    error: what obstore raised.
+
+  Returns:
+    FileExistsError or FileNotFoundError; InputError for what no other try makes
+    better; RunError for what may go well later.
+  """
+  kind = type(error).__name__
+  reason = str(error).split("\n")[0]  # what follows is long
+  bucket = _bucket_url(url)
+  code = re.search(r"<Code>(\w+)</Code>", str(error))
+  if kind in ("AlreadyExistsError", "PreconditionError"):
+    return FileExistsError(place)
+  # Where virtual machines have their credentials; it is asked last.
+  if "169.254.169.254" in reason or "metadata.google" in reason:
+    return InputError(f"{bucket}: no credentials; log in to the store.")
+  if code is not None and code[1] in _CREDENTIAL_FAULTS:
+    return InputError(f"{bucket}: {_CREDENTIAL_FAULTS[code[1]]}.")
+  if "incorrectly configured region" in reason:
+    fault = _CREDENTIAL_FAULTS["PermanentRedirect"]
+    return InputError(f"{bucket}: {fault}.")
+  is_file = action in ("read", "remove") and "NoSuchBucket" not in str(error)
+  if kind == "NotFoundError" and is_file:
+    return FileNotFoundError(place)
+  if kind == "NotFoundError" or "404 Not Found" in reason:
+    return no_bucket_error(url)
+  if re.search("Denied|403 Forb", f"{kind} {reason}"):
+    permission = PERMISSIONS[action][url[:2]]
+    return InputError(
+      f"{place}: these credentials lack the permission {permission}; grant it."
+    )
+  if re.search("Unauthen|401 Unauth", f"{kind} {reason}"):
+    return InputError(
+      f"{bucket}: these credentials are not valid, or have expired; log in"
+      " again."
+    )
+  if "ConnectError(" in str(error):
+    return UnreachableError(
+      f"{bucket}: the store cannot be reached ({_connect_fault(error)}); check"
+      " the network, and the endpoint if one is set."
+    )
+  reason = escaped(reason)[:_MAX_REASON_CHARACTERS]
+  return RunError(f"{place}: {reason}; run the same command again.")
+
+
+def _connect_fault(error: Exception) -> str:
+  """Why there is no connection, as the operating system says it."""
+  said = re.search(r'(?:message|error): "([^"]+)"', str(error))
+  return escaped(said[1]) if said else "no connection"
+
+
+def _bucket_url(url: str) -> str:
+  return escaped("/".join(url.split("/")[:3]))
