@@ -10,6 +10,7 @@ run again, workers may try a shard twice, and two jobs at once share the work.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import sys
@@ -34,6 +35,7 @@ from oneshot_dp.extract.job.shard import (
   compute_environment,
   extract_shard,
   load_embedder,
+  shard_order,
 )
 from oneshot_dp.extract.sources.open_source import open_source, serialize_source
 from oneshot_dp.extract.sources.source import Source
@@ -89,7 +91,7 @@ def run_extraction(
     return open_cache(out)
   job = Job(out, config, cache_job, source, embedder)
   try:
-    shards = _make_shards(job, listing, options)
+    shards = _make_shards(job, options)
     return finalize(out, cache_job, shards)
   except BrokenImageError as error:
     raise _all_broken(source) or error from None
@@ -127,21 +129,60 @@ def _describe_source(source: Source) -> str:
   return f"{source.name}: {len(source.class_names)} classes ({names})"
 
 
-def _make_shards(
-  job: Job, listing: bytes, options: "PipelineOptions | None"
-) -> list[Shard]:
+def _make_shards(job: Job, options: "PipelineOptions | None") -> list[Shard]:
   """Makes all shards, in this process or on Beam, and shows how far it is."""
   info = job.cache.info
   with progress_bar(info.split, info.source_num_examples) as bar:
     if options is not None:
       from oneshot_dp.extract.job.on_beam import run_on_beam
 
-      return run_on_beam(job, listing, options, bar)
+      return run_on_beam(absolute_job(job), options, bar)
     shards = []
-    for index in range(info.num_shards):
+    for index in shard_order(info):
       shards.append(extract_shard(job, index))
       bar.update(len(info.shard_range(index)))
     return shards
+
+
+def absolute_job(job: Job) -> Job:
+  """The job with absolute paths, for workers that were started elsewhere.
+
+  Its identity stays that of the paths that were given: the same job may be
+  resumed without Beam.
+  """
+  weights = job.config.weights
+  if weights is not None:
+    weights = _absolute_path(weights)
+  config = dataclasses.replace(
+    job.config,
+    backbone=_absolute_backbone(job.config.backbone),
+    weights=weights,
+  )
+  source = job.source
+  if source.root:
+    source = dataclasses.replace(source, root=_absolute_path(source.root))
+  else:
+    files = []
+    for file in source.files:
+      files.append(file._replace(path=_absolute_path(file.path)))
+    source = dataclasses.replace(source, files=tuple(files))
+  out = storage.store_at(job.out).place
+  return job._replace(out=out, config=config, source=source)
+
+
+def _absolute_path(place: str) -> str:
+  """A path as every process of this machine may name it; URLs stay."""
+  if "://" in place or storage.is_url(place):
+    return place
+  return os.path.abspath(os.path.expanduser(place))
+
+
+def _absolute_backbone(name: str) -> str:
+  """The same of FILE.py:FUNCTION; names of backbones stay."""
+  file, colon, function = name.rpartition(":")
+  if not colon:
+    return name
+  return f"{_absolute_path(file)}:{function}"
 
 
 def cache_info(

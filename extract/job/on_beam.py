@@ -3,8 +3,9 @@
     Create(shards) → Reshuffle → extract_shard → their descriptions, in a file
 
 No image or row passes between workers. The graph runs on a thread of its own;
-the main thread watches it, shows how far it is, and takes Ctrl-C. A job is
-stopped by a file that its workers look for (see worker.py).
+the main thread starts the runner's job server, if it has one (job_server.py),
+watches the graph, shows how far it is, and takes Ctrl-C. A job is stopped by a
+file that its workers look for (worker.py).
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.options import pipeline_options as beam_options
 from apache_beam.options.pipeline_options import (
   GoogleCloudOptions,
   PipelineOptions,
@@ -25,11 +27,17 @@ from apache_beam.options.pipeline_options import (
 )
 from tqdm import tqdm
 
-from oneshot_dp.configs.errors import BrokenImageError, InputError, RunError
+from oneshot_dp.configs.errors import (
+  BrokenImageError,
+  InputError,
+  RunError,
+  escaped,
+)
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import Shard
 from oneshot_dp.extract.job import worker
-from oneshot_dp.extract.job.shard import Job
+from oneshot_dp.extract.job.job_server import job_server
+from oneshot_dp.extract.job.shard import Job, shard_order
 
 LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 """The runner that works in this process, or in others of this machine."""
@@ -38,6 +46,12 @@ DRAIN_SECONDS = 30
 CANCEL_SECONDS = 20
 """How long the engine's own cancelling gets after that."""
 _POLL_SECONDS = 1.0
+_LOOK_SHARE = 0.05
+"""The directory is listed for the bar for at most this share of the time, …"""
+_LOOK_GROWTH = 0.1
+"""… and after a tenth of the time that the job has run, …"""
+_MAX_LOOK_SECONDS = 60.0
+"""… but at least so often: listing is a request, which stores charge."""
 _WORKER_EXIT = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 _CTRL_C_STATUSES = ("-2", "130")
 _OUR_ERRORS = {
@@ -61,37 +75,46 @@ def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
   Raises:
     InputError: flags that Beam here does not know, or values it does not take.
   """
+  _check_flags(flags)
   options = PipelineOptions(list(flags))
-  complaint = io.StringIO()
-  try:
-    with contextlib.redirect_stderr(complaint):
-      known = options.get_all_options()
-      given = options.get_all_options(retain_unknown_options=True)
-  except SystemExit as error:
-    reason = complaint.getvalue().strip().rpartition("error: ")[2]
-    raise InputError(f"Beam options: {reason}.") from error
   standard = options.view_as(StandardOptions)
   if standard.runner in (None, "DirectRunner"):
-    # Only a cluster's runner may know flags that Beam itself does not.
-    unknown = sorted(given.keys() - known.keys())
-    if unknown:
-      raise InputError(
-        f"--{unknown[0]} is neither a flag of this command nor a Beam option."
-      )
     # Beam's DirectRunner would first try to download another runner, Prism,
     # from the internet; this is the in-process half of it.
     standard.runner = LOCAL_RUNNER
   return options
 
 
-def run_on_beam(
-  job: Job, listing: bytes, options: PipelineOptions, bar: tqdm
-) -> list[Shard]:
+def _check_flags(flags: Sequence[str]) -> None:
+  """Raises InputError for words that Beam would drop, and bad values.
+
+  `PipelineOptions` drops every word that no Beam option takes: of a mistyped
+  flag, `-units owners.csv`, or of a second file, `b.parquet`, nothing would be
+  heard again, and ε would be about something else than was asked for.
+  """
+  # As `get_all_options` does; Beam has no public way to ask what it knows.
+  parser = beam_options._BeamArgumentParser(add_help=False, allow_abbrev=False)
+  for options in PipelineOptions.__subclasses__():
+    options._add_argparse_args(parser)
+  complaint = io.StringIO()
+  try:
+    with contextlib.redirect_stderr(complaint):
+      _, unknown = parser.parse_known_args(list(flags))
+  except SystemExit as error:
+    reason = complaint.getvalue().strip().rpartition("error: ")[2]
+    raise InputError(f"Beam options: {escaped(reason)}.") from error
+  if unknown:
+    word = escaped(unknown[0].partition("=")[0], "")
+    raise InputError(
+      f"{word} is neither a flag of this command nor a Beam option; see --help."
+    )
+
+
+def run_on_beam(job: Job, options: PipelineOptions, bar: tqdm) -> list[Shard]:
   """Makes all shards on Beam.
 
   Args:
-    job: the job.
-    listing: its serialized source, for workers.
+    job: the job, with absolute paths: workers may run elsewhere.
     options: Beam's options.
     bar: moved as shards appear.
 
@@ -103,18 +126,19 @@ def run_on_beam(
     RunError: a worker raised it, or the runner failed, hangs or is lost.
     KeyboardInterrupt: Ctrl-C; says what may still run.
   """
-  run = worker.launch(job, listing)
+  run = worker.launch(job)
   graph = _Graph(job, run, options)
-  try:
-    with _no_worker_tracebacks(options):
-      _wait(job, graph, bar)
-    if graph.error is not None:
-      raise _as_our_error(graph.error) from graph.error
-  except BaseException as error:
-    warning = _stop(job.out, run, graph)
-    if warning and isinstance(error, KeyboardInterrupt | RunError):
-      raise type(error)(f"{error or 'interrupted'}; {warning}") from error
-    raise
+  with job_server(graph.runner, options):
+    try:
+      with _no_worker_tracebacks(options):
+        _wait(job, graph, bar)
+      if graph.error is not None:
+        raise _as_our_error(graph.error) from graph.error
+    except BaseException as error:
+      warning = _stop(job.out, run, graph)
+      if warning and isinstance(error, KeyboardInterrupt | RunError):
+        raise type(error)(f"{error or 'interrupted'}; {warning}") from error
+      raise
   return worker.read_descriptions(job.out, run)
 
 
@@ -146,15 +170,19 @@ class _Graph(threading.Thread):
     # An unknown runner, or one that misses its options or its packages.
     except (ValueError, ImportError) as e:
       raise InputError(f"Beam: {e}") from e
-    numbers = range(job.cache.info.num_shards)
     _ = (
       self._pipeline
-      | beam.Create(numbers, reshuffle=False)
+      | beam.Create(shard_order(job.cache.info), reshuffle=False)
       | beam.Reshuffle()
       | beam.FlatMap(worker.extract, job.out, run)
       | beam.GroupByKey()
       | beam.Map(worker.put_descriptions, job.out, run)
     )
+
+  @property
+  def runner(self) -> Any:
+    """Beam's runner, which has not begun."""
+    return self._pipeline.runner
 
   def run(self) -> None:
     try:
@@ -201,14 +229,19 @@ class _LostWorkers:
 def _wait(job: Job, graph: _Graph, bar: tqdm) -> None:
   """Runs the graph to its end; RunError: what a runner does not notice."""
   stall_seconds = job.config.stall_seconds
-  last_progress = time.monotonic()
+  start = time.monotonic()
+  last_progress = start
+  next_look = start
   with _LostWorkers() as lost:
     graph.start()
     while not graph.finished.wait(_POLL_SECONDS):
-      # A store that does not answer now may do so the next time.
-      with contextlib.suppress(InputError, RunError):
-        if _update(bar, job):
-          last_progress = time.monotonic()
+      before = time.monotonic()
+      if before >= next_look:
+        # A store that does not answer now may do so the next time.
+        with contextlib.suppress(InputError, RunError):
+          if _update(bar, job):
+            last_progress = time.monotonic()
+        next_look = _next_look(start, before, stall_seconds)
       if lost.statuses:
         raise RunError(
           f"a worker process ended with status {lost.statuses[0]} (killed, or"
@@ -219,6 +252,17 @@ def _wait(job: Job, graph: _Graph, bar: tqdm) -> None:
           f"no shard finished in {stall_seconds} s: see the runner's logs, then"
           f" {_RUN_AGAIN}, with a larger --stall-seconds if it was only slow"
         )
+
+
+def _next_look(start: float, before: float, stall_seconds: int) -> float:
+  """When to list the directory again, after a listing that began at `before`.
+
+  Late enough to cost little, early enough to notice a stall.
+  """
+  now = time.monotonic()
+  pause = min(_LOOK_GROWTH * (now - start), _MAX_LOOK_SECONDS)
+  pause = min(pause, stall_seconds / 4)
+  return now + max(pause, (now - before) / _LOOK_SHARE)
 
 
 def _update(bar: tqdm, job: Job) -> bool:

@@ -8,6 +8,7 @@ that cannot be decoded leaves its place empty: so no image moves another's bits.
 import importlib.metadata
 import itertools
 import os
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,7 +20,12 @@ from jaxtyping import Array, Float, UInt8
 from oneshot_dp.configs.errors import BrokenImageError
 from oneshot_dp.configs.extract_config import EXAMPLE, ExtractConfig
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
-from oneshot_dp.extract.cache.format import Rows, Shard, image_key
+from oneshot_dp.extract.cache.format import (
+  CacheInfo,
+  Rows,
+  Shard,
+  image_key,
+)
 from oneshot_dp.extract.cache.row_values import validate_and_cast_rows
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
@@ -296,6 +302,17 @@ def compute_environment(
     "batch_size": config.batch_size,
     "libraries": versions,
   }
+
+
+def shard_order(info: CacheInfo) -> list[int]:
+  """All shards of a cache, in a random order.
+
+  Two jobs at once share the work: each looks whether a shard exists before it
+  makes it. In the same order both would make every shard at the same time.
+  """
+  order = list(range(info.num_shards))
+  random.SystemRandom().shuffle(order)
+  return order
 
 
 def _no_check() -> None:

@@ -18,13 +18,14 @@ import contextlib
 import dataclasses
 import resource
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from oneshot_dp.configs.errors import RunError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import Shard
@@ -35,7 +36,10 @@ from oneshot_dp.extract.job.shard import (
   extract_shard,
   load_embedder,
 )
-from oneshot_dp.extract.sources.open_source import deserialize_source
+from oneshot_dp.extract.sources.open_source import (
+  deserialize_source,
+  serialize_source,
+)
 
 _MAX_FILE_BYTES = 1 << 40
 _LOOK_SECONDS = 2.0
@@ -72,12 +76,18 @@ class _Launches:
     self._lock = threading.Lock()
     self._jobs: dict[str, Job] = {}
     self._stop_files: dict[str, _StopFile] = {}
+    self._launched: set[str] = set()
 
   def put(self, run: str, job: Job) -> None:
     """Forgets all others: in a launcher, they have ended."""
     with self._lock:
       self._jobs = {run: job}
       self._stop_files = {}
+      self._launched.add(run)
+
+  def is_launcher(self, run: str) -> bool:
+    """Whether this process launched it."""
+    return run in self._launched
 
   def job(self, run: str, load: Callable[[], Job]) -> Job:
     """The job of a launch, loaded once however many threads ask for it."""
@@ -96,12 +106,11 @@ class _Launches:
 _launches = _Launches()
 
 
-def launch(job: Job, listing: bytes) -> str:
+def launch(job: Job) -> str:
   """Writes what the workers of a launch need.
 
   Args:
-    job: the job.
-    listing: its serialized source.
+    job: the job, with absolute paths.
 
   Returns:
     The name of the launch.
@@ -110,7 +119,7 @@ def launch(job: Job, listing: bytes) -> str:
   # Workers on other devices must not choose another dtype than the launcher.
   compute_dtype = job.embedder.backbone.compute_dtype
   config = dataclasses.replace(job.config, compute_dtype=compute_dtype)
-  content = (config, job.cache, msgspec.Raw(listing))
+  content = (config, job.cache, msgspec.Raw(serialize_source(job.source)))
   put(job.out, f"launch.{run}", msgspec.json.encode(content))
   _launches.put(run, job)  # for workers that are threads of this process
   return run
@@ -137,9 +146,26 @@ def extract(index: int, out: str, run: str) -> Iterator[tuple[int, bytes]]:
   stop_file = _launches.stop_file(out, run)
   with contextlib.suppress(StoppedError):
     stop_file.check()
-    job = _launches.job(run, lambda: load_job(out, run))
-    shard = extract_shard(job, index, stop_file.check)
+    with _naming_the_host(run):
+      job = _launches.job(run, lambda: load_job(out, run))
+      shard = extract_shard(job, index, stop_file.check)
     yield 0, msgspec.json.encode(shard)
+
+
+@contextlib.contextmanager
+def _naming_the_host(run: str) -> Iterator[None]:
+  """Adds the host to errors of a worker in another process than the launcher.
+
+  A path means something else there, as does a full disk.
+  """
+  try:
+    yield
+  except StoppedError:
+    raise
+  except (InputError, RunError) as e:
+    if _launches.is_launcher(run):
+      raise
+    raise type(e)(f"{e} (worker on {socket.gethostname()})") from e
 
 
 def put_descriptions(

@@ -5,20 +5,22 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import BrokenImageError, RunError
-from oneshot_dp.configs.extract_config import PreprocessConfig
+from oneshot_dp.configs.extract_config import PreprocessConfig, SourceConfig
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.shard_file import CacheJob, read_shard
 from oneshot_dp.extract.job import on_beam, shard, worker
-from oneshot_dp.extract.job.job import run_extraction
+from oneshot_dp.extract.job.job import absolute_job, run_extraction
 from oneshot_dp.extract.sources.open_source import open_source
 from tests.extract.cache.caches import digest, make_info
 from tests.extract.job.jobs import BACKBONE, N, job_of, write_folder
@@ -87,6 +89,9 @@ def test_broken_images_are_named_at_once_or_skipped_on_any_runner(
 def test_flags_that_make_no_sense(photos, tmp_path):
   for flag, said in {
     "--nope=3": "--nope is neither a flag of this command nor",
+    "b.parquet": "b.parquet is neither a flag",
+    "-units": "-units is neither a flag",
+    "--direct_num_worker=2": "--direct_num_worker is neither a flag",
     "--direct_num_workers=many": "invalid int value: 'many'",
     "--direct_running_mode=quick": "invalid choice: 'quick'",
     "--runner=NoSuchRunner": "Unexpected pipeline runner: NoSuchRunner",
@@ -95,6 +100,39 @@ def test_flags_that_make_no_sense(photos, tmp_path):
       run_extraction(job_of(photos), str(tmp_path / "cache"), [flag])
   with refused("is among the images: name another place"):
     run_extraction(job_of(photos), str(photos / "cache"))
+
+
+def test_words_that_no_engine_takes_are_refused_for_any_runner(tmp_path):
+  for words in (
+    ["--runner=FlinkRunner", "--flink_master=x", "b.parquet"],
+    ["--runner=PortableRunner", "--job_endpoint=embed", "-units", "o.csv"],
+    ["--runner=DataflowRunner", "--projekt=x"],
+  ):
+    with refused("is neither a flag of this command nor a Beam option"):
+      on_beam.pipeline_options(words)
+  engine = ["--runner=FlinkRunner", "--flink_master=x", "--parallelism=2"]
+  on_beam.pipeline_options(engine)
+
+
+def test_workers_are_given_absolute_paths(photos, tmp_path, monkeypatch):
+  """They may have been started in another folder."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "photos").symlink_to(photos)
+  shutil.copy(pathlib.Path(__file__).with_name("backbone.py"), "own.py")
+  config = job_of(pathlib.Path("photos"), backbone="own.py:embed")
+  image = np.zeros((2, 8, 8, 3), np.uint8)
+  np.savez("images.npz", image=image, label=np.arange(2))
+  info = CacheJob(info=make_info())
+  source = open_source(config.source)
+  job = shard.Job("c", config, info, source, shard.load_embedder(config))
+  job = absolute_job(job)
+  assert job.out == f"{tmp_path}/c"
+  assert job.config.backbone == f"{tmp_path}/own.py:embed"
+  assert job.source.root == f"{tmp_path}/photos"
+  table = SourceConfig(location=("images.npz",), num_classes=2)
+  job = absolute_job(job._replace(source=open_source(table)))
+  (file,) = job.source.files
+  assert file.path == f"{tmp_path}/images.npz"
 
 
 class ForgetfulLaunches(worker._Launches):
@@ -135,7 +173,7 @@ def test_a_worker_computes_as_the_launcher_or_not_at_all(
   of = CacheJob(info=make_info()), open_source(config.source)
   job = shard.Job(str(tmp_path), config, *of, shard.load_embedder(config))
   assert config.compute_dtype is None
-  run = worker.launch(job, b"{}")
+  run = worker.launch(job)
   left = (tmp_path / f"job.launch.{run}").read_text()
   assert '"compute_dtype":"float32"' in left
 

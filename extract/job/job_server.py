@@ -1,0 +1,113 @@
+"""The job server of a Beam runner that starts one: Flink, Spark, Prism.
+
+`--runner=FlinkRunner`, `SparkRunner` and `PrismRunner` start a process that the
+graph is handed to. Beam starts it where the graph runs, and takes over Ctrl-C,
+which only the main thread may do; and it leaves the process behind when the
+command does not end by itself. So it is started here, before the graph, and
+ended here, however the command ends: if the command itself is killed, too.
+"""
+
+import contextlib
+import pathlib
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from apache_beam.options.pipeline_options import (
+  PipelineOptions,
+  PortableOptions,
+)
+from apache_beam.runners.portability.portable_runner import PortableRunner
+
+from oneshot_dp.configs.errors import InputError, RunError, one_line
+
+# A shell that waits for a line: it comes when the server was stopped in good
+# order. If this process dies, the pipe is closed without one.
+_GUARD = 'read -r line || kill -9 "$@" 2>/dev/null'
+
+
+@contextlib.contextmanager
+def job_server(runner: Any, options: PipelineOptions) -> Iterator[None]:
+  """Runs the job server of a runner, if it has one of its own.
+
+  Args:
+    runner: the runner of a pipeline that has not begun.
+    options: Beam's options.
+
+  Yields:
+    Nothing; the runner uses the server in the block, which ends it.
+
+  Raises:
+    InputError: the runner misses an option or a program.
+    RunError: the server does not start.
+  """
+  if not _starts_a_server(runner, options):
+    yield
+    return
+  with _signal_handlers_kept():
+    before = _children()
+    try:
+      server = runner.default_job_server(options)
+      server.start()
+    except (ValueError, NotImplementedError, FileNotFoundError) as e:
+      raise InputError(f"Beam: {one_line(e)}.") from e
+    except Exception as e:
+      raise RunError(
+        f"Beam's job server did not start: {one_line(e)}; see its log above."
+      ) from e
+  # Beam asks its runner for a server once more, and starts what it gets.
+  runner.default_job_server = lambda _: server
+  guard = _guard(_children() - before)
+  try:
+    yield
+  finally:
+    with contextlib.suppress(Exception):
+      server.stop()
+    guard.communicate(b"stopped\n")
+
+
+def _starts_a_server(runner: Any, options: PipelineOptions) -> bool:
+  if not isinstance(runner, PortableRunner) or type(runner) is PortableRunner:
+    return False
+  return not options.view_as(PortableOptions).job_endpoint
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+  """Undoes what the block does to the handler of Ctrl-C.
+
+  Beam's would end the server before the workers were told to stop.
+  """
+  if threading.current_thread() is not threading.main_thread():
+    raise InputError(
+      "Beam: a runner that starts its job server needs the main thread; start"
+      " the server yourself, and give --runner=PortableRunner --job_endpoint."
+    )
+  handler = signal.getsignal(signal.SIGINT)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGINT, handler)
+
+
+def _children() -> set[int]:
+  """Processes that this process has started; none where there is no /proc."""
+  children = set()
+  for file in pathlib.Path("/proc/self/task").glob("*/children"):
+    with contextlib.suppress(OSError):
+      children |= {int(pid) for pid in file.read_text().split()}
+  return children
+
+
+def _guard(servers: set[int]) -> subprocess.Popen:
+  """A process that ends the servers if this one is killed."""
+  return subprocess.Popen(
+    ["/bin/sh", "-c", _GUARD, "sh", *map(str, sorted(servers))],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+    # Signals to the group of the command are not for it.
+    start_new_session=True,
+  )
