@@ -1,12 +1,16 @@
 """Checks of rows before they are written, and the norm that is stored."""
 
+import ml_dtypes
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Bool, Float, Float32
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.format import DTYPES, CacheInfo, Column, Rows
 
 _FLOATS = (np.dtype(np.float64), *DTYPES.values())
+_MAX_ROUNDING = 0.01
+"""A row that storing it changes by more of its norm has underflown: the dtypes
+round by 2⁻⁹ at most, where values are not subnormal."""
 
 
 def validate_and_cast_rows(rows: Rows, info: CacheInfo, place: str) -> Rows:
@@ -22,9 +26,9 @@ def validate_and_cast_rows(rows: Rows, info: CacheInfo, place: str) -> Rows:
 
   Raises:
     InputError: columns, shapes or dtypes that the cache does not take, an
-      embedding that is not finite in the precision it is stored in, or a label
-      outside [0, K). The message names the example's id, never its label or
-      embedding.
+      embedding that overflows or underflows the precision it is stored in, or
+      a label outside [0, K). The message names the example's id, never its
+      label or embedding.
   """
   _check_columns(rows, info, place)
   columns = info.columns()
@@ -75,18 +79,48 @@ def _check_values(
   is_class = (label >= 0) & (label < k)
   is_finite = np.isfinite(rows["embedding"]).all(axis=1)
   fits = np.isfinite(stored).all(axis=1) & np.isfinite(norm)
-  overflow = (
-    f"an embedding that overflows {info.embedding_dtype}: scale it, or store"
-    " float32"
-  )
+  advice = f"{info.embedding_dtype}: scale it, or store float32"
   for is_good, fault in (
     (is_class, f"a label outside [0, {k})"),
     (is_finite, "an embedding that is not finite"),
-    (fits, overflow),
+    (fits, f"an embedding that overflows {advice}"),
+    (
+      ~_has_underflown(rows["embedding"], stored),
+      f"an embedding that underflows {advice}",
+    ),
   ):
     if not is_good.all():
       first = rows["example_id"][~is_good][0]
       raise InputError(f"{place}: example_id {first} has {fault}.")
+
+
+def _has_underflown(
+  embedding: Float[np.ndarray, "rows d"], stored: Float[np.ndarray, "rows d"]
+) -> Bool[np.ndarray, " rows"]:
+  """Whether rows of numbers became zeros or subnormal numbers in their dtype.
+
+  A few such values in a row of larger ones are as harmless as any rounding. So
+  what counts is the change of the whole row, relative to its norm.
+  """
+  num_rows, d = embedding.shape
+  # A subnormal value is off by half of its spacing at most. That is no more
+  # than `_MAX_ROUNDING` of a row whose largest value is above the threshold, so
+  # rows of usual size cost no more than a look at it.
+  spacing = float(ml_dtypes.finfo(stored.dtype).smallest_subnormal)
+  threshold = 0.5 * spacing * np.sqrt(d) / _MAX_ROUNDING
+  largest = np.abs(embedding).max(axis=1).astype(np.float64)
+  is_small = (largest > 0) & (largest <= threshold)
+  has_underflown = np.zeros(num_rows, bool)
+  if is_small.any():
+    # Divided by the largest value first, or squares would underflow, too.
+    scale = largest[is_small, None]
+    exact = embedding[is_small].astype(np.float64) / scale
+    rounded = stored[is_small].astype(np.float64) / scale
+    error = np.linalg.norm(rounded - exact, axis=1)
+    has_underflown[is_small] = error > _MAX_ROUNDING * np.linalg.norm(
+      exact, axis=1
+    )
+  return has_underflown
 
 
 def stored_norm(

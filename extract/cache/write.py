@@ -311,19 +311,42 @@ def _cut_into_shards(
   """Checks rows, and yields as many at a time as a shard has."""
   waiting: Rows = {}
   num_rows = 0
+  given_ids = []
   for block in blocks:
     rows = _complete_block(block, num_rows, info, place)
     num_rows += len(rows["label"])
+    if "example_id" in block:
+      given_ids.append(rows["example_id"])
     waiting = _concatenate(waiting, rows)
     while len(waiting["label"]) >= info.shard_rows:
       yield {name: a[: info.shard_rows] for name, a in waiting.items()}
       waiting = {name: a[info.shard_rows :] for name, a in waiting.items()}
+  _check_ids(given_ids, place)
   if waiting and len(waiting["label"]):
     yield waiting
   if num_rows != info.source_num_examples:
     raise InputError(
       f"{place}: {num_rows} rows came, and source_num_examples is"
       f" {info.source_num_examples}."
+    )
+
+
+def _check_ids(blocks: list[np.ndarray], place: str) -> None:
+  """Raises InputError if an id comes twice, in whatever shards.
+
+  Positions cannot; where blocks bring ids of their own, training would count
+  such a row twice, and one host alone could not see it.
+  """
+  if not blocks:
+    return
+  ids = np.concatenate(blocks)
+  ids.sort()
+  is_repeated = ids[1:] == ids[:-1]
+  if is_repeated.any():
+    first = ids[1:][is_repeated][0]
+    raise InputError(
+      f"{place}: example_id {first} comes more than once; give every row an id"
+      " of its own."
     )
 
 

@@ -4,7 +4,10 @@ import importlib
 import importlib.metadata
 import pathlib
 import re
+import shutil
 import subprocess
+import sys
+import zipfile
 
 import pytest
 
@@ -26,10 +29,53 @@ def test_every_step_is_one_that_docker_has():
   known = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "LABEL"}
   assert {name for name, _ in steps()} == known
   assert [n for n, _ in steps()][:2] == ["ARG", "FROM"]
-  assert dict(steps())["COPY"] == ". ."
   version = importlib.metadata.version("apache-beam")
   assert dict(steps())["ARG"] == f"BEAM={version}"
   assert f"\napache-beam=={version}" in (ROOT / "requirements.lock").read_text()
+
+
+def copied() -> set[str]:
+  """Names at the top of the repository that the image takes."""
+  names: set[str] = set()
+  for name, words in steps():
+    if name == "COPY":
+      *sources, _ = words.split()
+      names.update(sources)
+  return names
+
+
+def test_the_image_takes_nothing_but_what_the_package_is_made_of():
+  """A folder that it is built from may hold private caches and ledgers."""
+  assert copied() == {
+    *("pyproject.toml", "requirements.lock", "README.md", "LICENSE"),
+    *("oneshot_dp", "configs", "extract", "linear_dp", "pipeline"),
+  }
+  ignored = (ROOT / ".dockerignore").read_text().splitlines()
+  rules = [line for line in ignored if line and not line.startswith("#")]
+  assert rules[0] == "*"
+  allowed = {rule[1:] for rule in rules if rule.startswith("!")}
+  assert allowed == copied()
+
+
+@pytest.mark.slow
+def test_what_the_image_takes_is_enough_to_build_the_package(tmp_path):
+  source = tmp_path / "source"
+  source.mkdir()
+  for name in copied():
+    path = ROOT / name
+    if path.is_dir():
+      shutil.copytree(path, source / name, symlinks=True)
+    else:
+      shutil.copy(path, source)
+  words = "wheel --no-deps --no-build-isolation --quiet --wheel-dir"
+  subprocess.run(
+    [sys.executable, "-m", "pip", *words.split(), str(tmp_path), str(source)],
+    check=True,
+  )
+  (wheel,) = tmp_path.glob("*.whl")
+  names = zipfile.ZipFile(wheel).namelist()
+  assert "oneshot_dp/extract/job/worker.py" in names
+  assert "oneshot_dp/configs/digits.npz" in names
 
 
 def test_packages_are_installed_as_the_makefile_does(tmp_path):

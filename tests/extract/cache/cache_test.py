@@ -99,6 +99,10 @@ def test_an_import_is_bounded_by_no_block(tmp_path, n, d):
     ({"label": np.zeros(49, int)}, r"label is int64 \[49\]"),
     ({"embedding": np.full((50, 9), 1e6)}, "overflows float16"),
     ({"embedding": np.full((50, 9), -np.inf)}, "is not finite"),
+    ({"embedding": np.full((50, 9), 1e-9)}, "id 0 .* underflows float16"),
+    ({"embedding": np.full((50, 9), 1e-7)}, "underflows float16"),
+    ({"embedding": np.full((50, 9), 1e-300)}, "underflows float16"),
+    ({"example_id": np.arange(50) % 49}, "example_id 0 comes more than once"),
     ({"embedding": np.zeros((50, 8))}, r"embedding is float64 \[50, 8\]"),
     ({"embedding": np.zeros((50, 9), int)}, "embedding is int64"),
     ({"unit_id": np.zeros(50, int)}, "got columns .*unit_id"),
@@ -111,6 +115,35 @@ def test_rows_that_cannot_be_leave_nothing_behind(tmp_path, changes, said):
     import_rows(tmp_path / "cache", make_info(50, 9), **changes)
   assert not (tmp_path / "cache").exists()
   assert "1000000" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("dtype", "scale"),
+  [("float16", 1e-4), ("float32", 1e-30), ("bfloat16", 1e-30)],
+)
+def test_small_values_that_keep_their_precision_are_stored(
+  tmp_path, dtype, scale
+):
+  """Among values of usual size, any number of tiny ones is no underflow."""
+  info = make_info(50, 9, embedding_dtype=dtype)
+  embedding = scale * np.random.default_rng(0).standard_normal((50, 9))
+  embedding[:, 0] = scale * 3
+  embedding[7] = 0  # and zeros stay zeros
+  embedding[8, 1:] = scale * 1e-9
+  import_rows(tmp_path / "cache", info, embedding=embedding)
+  assert check_cache(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("shard_rows", [8, 50])
+def test_an_id_that_comes_twice_is_refused_in_whatever_shards(
+  tmp_path, shard_rows
+):
+  info = make_info(50, 9, shard_rows=shard_rows)
+  ids = np.arange(50)
+  ids[41] = 3
+  with refused("example_id 3 comes more than once"):
+    import_rows(tmp_path / "cache", info, example_id=ids)
+  assert not (tmp_path / "cache").exists()
 
 
 def test_an_iterator_that_fails_or_ends_leaves_nothing_behind(tmp_path):
