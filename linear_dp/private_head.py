@@ -150,6 +150,7 @@ class PrivateHead:
           "name": release.name,
           "shape": release.shape,
           "noise_multiplier": release.noise_multiplier,
+          "count": release.count,
         }
       )
     stated = {

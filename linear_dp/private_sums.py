@@ -28,18 +28,21 @@ _NOISE_SLACK = 1 + 2**-40
 
 
 class Release(NamedTuple):
-  """One noisy sum that was released.
+  """A noisy sum that was released, or several alike.
 
   Attributes:
     name: what receipts call it.
     shape: of the sum, [m, p].
     noise_multiplier: σ, the standard deviation of the noise over the
       sensitivity.
+    count: how many were released one after the other, each with noise of its
+      own. A receipt may state a count that no memory could hold one by one.
   """
 
   name: str
   shape: tuple[int, ...]
   noise_multiplier: float
+  count: int = 1
 
 
 class PrivateSums:

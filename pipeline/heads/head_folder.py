@@ -328,12 +328,17 @@ def _read_safetensors(
 
 
 def _stated_releases(stated: Mapping[str, Any]) -> tuple[Release, ...]:
+  """The releases of a receipt; a count stays a count, however large."""
   releases = []
   for group in stated["releases"]:
-    release = Release(
-      group["name"], tuple(group["shape"]), group["noise_multiplier"]
+    releases.append(
+      Release(
+        name=group["name"],
+        shape=tuple(group["shape"]),
+        noise_multiplier=group["noise_multiplier"],
+        count=group["count"],
+      )
     )
-    releases += [release] * group["count"]
   return tuple(releases)
 
 

@@ -244,16 +244,20 @@ def check_receipt(receipt: Any) -> None:
 def _count_releases(releases: Sequence[Release]) -> tuple[Releases, ...]:
   """Consecutive releases of one kind and noise multiplier, counted."""
   counted = []
-  for release, repeats in itertools.groupby(releases):
+  for alike, repeats in itertools.groupby(releases, _without_count):
     counted.append(
       Releases(
-        name=release.name,
-        shape=release.shape,
-        noise_multiplier=release.noise_multiplier,
-        count=len(list(repeats)),
+        name=alike.name,
+        shape=alike.shape,
+        noise_multiplier=alike.noise_multiplier,
+        count=sum(release.count for release in repeats),
       )
     )
   return tuple(counted)
+
+
+def _without_count(release: Release) -> Release:
+  return release._replace(count=1)
 
 
 def _check_format(receipt: Any) -> None:

@@ -14,33 +14,72 @@ from oneshot_dp.pipeline.heads.model_card import render_card, right_guesses
 from oneshot_dp.pipeline.heads.receipt import check_receipt, derive
 from tests.pipeline.sample_heads import sample_info, trained_head
 
-CHARGE, EARLIER = "c" * 32, "e" * 32
+CHARGE_ID = "c" * 32
+PARENT_ID = "e" * 32
 
 
-def heads() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
-  """Heads of all kinds, what their folder is written with, by name."""
-  info = sample_info()
-  unit = sample_info(unit="patient", views={"count": 4})
-  of_labels = sample_info(num_classes_source="labels (treated as public)")
-  return {
-    "private": (trained_head(2.0), info, {"charge_id": CHARGE}),
-    "in no ledger": (trained_head(0.5, delta=1e-7), info, {}),
-    "of units": (trained_head(), unit, {"part": Part.parse("[10%:80%]")}),
-    "seeded": (trained_head(seed=7), of_labels, {"charge_id": CHARGE}),
-    "baseline": (trained_head(noise=False), info, {"charge_id": CHARGE}),
-    "went on": (
-      trained_head(8.0, options={"balanced": True, "start_sha256": "a" * 64}),
-      info,
-      {"charge_id": CHARGE, "parent_charge_id": EARLIER},
-    ),
-  }
+def write_private(folder):
+  write_head(folder, trained_head(2.0), sample_info(), charge_id=CHARGE_ID)
 
 
-@pytest.fixture(params=heads())
+def write_uncharged(folder):
+  write_head(folder, trained_head(0.5, delta=1e-7), sample_info())
+
+
+def write_of_units(folder):
+  info = sample_info(unit="patient", views={"count": 4})
+  write_head(folder, trained_head(), info, Part.parse("[10%:80%]"))
+
+
+def write_seeded(folder):
+  info = sample_info(num_classes_source="labels (treated as public)")
+  write_head(folder, trained_head(seed=7), info, charge_id=CHARGE_ID)
+
+
+def write_baseline(folder):
+  baseline = trained_head(noise=False)
+  write_head(folder, baseline, sample_info(), charge_id=CHARGE_ID)
+
+
+def write_continued(folder):
+  options = {"balanced": True, "start_sha256": "a" * 64}
+  write_head(
+    folder,
+    trained_head(8.0, options=options),
+    sample_info(),
+    charge_id=CHARGE_ID,
+    parent_charge_id=PARENT_ID,
+  )
+
+
+HEAD_WRITERS = {
+  "private": write_private,
+  "uncharged": write_uncharged,
+  "of units": write_of_units,
+  "seeded": write_seeded,
+  "baseline": write_baseline,
+  "continued": write_continued,
+}
+
+
+@pytest.fixture(params=HEAD_WRITERS)
 def folder(request, tmp_path):
-  made, info, more = heads()[request.param]
-  write_head(tmp_path / "head", made, info, **more)
+  """A head of each kind."""
+  HEAD_WRITERS[request.param](tmp_path / "head")
   return tmp_path / "head"
+
+
+@pytest.fixture
+def private_folder(tmp_path):
+  write_private(tmp_path / "head")
+  return tmp_path / "head"
+
+
+def delta_of(mu, epsilon):
+  """Balle & Wang, theorem 8, by SciPy."""
+  near = norm.cdf(mu / 2 - epsilon / mu)
+  far = norm.cdf(-mu / 2 - epsilon / mu)
+  return near - math.exp(epsilon) * far
 
 
 def leaves(value, path: tuple[Any, ...] = ()):
@@ -83,117 +122,242 @@ def all_edits(receipt):
       yield path, copy
 
 
-def test_every_edit_of_a_leaf_is_refused(folder):
-  """A card that fits the edit hides it where it follows from nothing alone."""
-  place, fitted = folder / "receipt.json", folder / "README.md"
-  receipt, own, refused = read_head(folder).receipt, fitted.read_bytes(), 0
-  edits = [*all_edits(receipt)]
-  assert len(edits) >= 200  # 1,400 of the six heads together
-  for (part, *_), changed in edits:
-    place.write_text(json.dumps(changed))
-    fitted.write_bytes(own)
-    with pytest.raises(InputError) as first:
-      read_head(folder)
-    assert "\n" not in str(first.value)
-    try:
-      check_receipt(changed)
-      fitted.write_text(render_card(changed))
-      assert read_head(folder).receipt == changed
-    except InputError:
-      refused += 1
-    else:
-      assert part == "stated"  # names and words follow from nothing
-  assert refused > 100
-  fitted.write_bytes(own)
-  place.write_text(json.dumps(receipt))  # its white space is nobody's claim
-  read_head(folder)
+class TestStated:
+  def test_each_field_is_what_it_was_made_of(self, tmp_path):
+    """Written out once more: a guarantee is not put together by chance."""
+    trained = trained_head(2.0, options={"balanced": True})
+    info = sample_info(unit="patient", views={"count": 4})
+
+    receipt = write_head(
+      tmp_path / "head",
+      trained,
+      info,
+      Part.parse("[:50%]"),
+      charge_id=CHARGE_ID,
+      parent_charge_id=PARENT_ID,
+    )
+
+    stated = receipt["stated"]
+    sigma = trained.releases[0].noise_multiplier
+    assert {
+      name: value for name, value in stated.items() if "sha256" not in name
+    } == {
+      "private": True,
+      "head": "auto",
+      "options": {"balanced": True},
+      "releases": [
+        {
+          "name": "mean",
+          "shape": [1, 4],
+          "noise_multiplier": sigma,
+          "count": 1,
+        },
+        {
+          "name": "gradient",
+          "shape": [3, 4],
+          "noise_multiplier": sigma,
+          "count": 5,
+        },
+      ],
+      "dataset": "pets",
+      "split": "train",
+      "rows": "[:50%]",
+      "num_examples": 150,
+      "feature_dim": 4,
+      "num_classes": 3,
+      "class_names": ["cat", "dog", "rat"],
+      "num_classes_source": "class_names",
+      "privacy_unit": "patient",
+      "backbone": {"name": "vit_ti16", "layer": "cls"},
+      "views": {"count": 4},
+      "cache_fingerprint": info.fingerprint,
+      "backbone_fingerprint": info.backbone_fingerprint,
+      "input": "embedding",
+      "delta": 1e-5,
+      "neighboring_relation": "REPLACE_SPECIAL",
+      "accountant": stated["accountant"],
+      "noise_source": trained.noise_source,
+      "charge": CHARGE_ID,
+      "went_on_from": PARENT_ID,
+      "libraries": stated["libraries"],
+    }
+    assert {*receipt["follows"]} == {
+      "mu_squared",
+      "noise_multiplier",
+      "epsilon",
+      "epsilon_if_replaced",
+    }
+
+  @pytest.mark.parametrize("source", [{"seed": 7}, {"noise": False}])
+  def test_seeded_noise_and_none_are_not_private(self, tmp_path, source):
+    receipt = write_head(
+      tmp_path / "head", trained_head(**source), sample_info()
+    )
+
+    assert receipt["stated"]["private"] is False
 
 
-@pytest.mark.parametrize(
-  "receipt", [None, [], 7, "x", {}, {"format": 1}, {"format": 2}, [[[[]]]]]
-)
-@pytest.mark.parametrize("folder", ["private"], indirect=True)
-def test_what_is_no_receipt_is_one_line(receipt, folder):
-  with pytest.raises(InputError, match="damaged or was edited"):
-    check_receipt(receipt)
-  for text in json.dumps(receipt), "[" * 10**5, "\xff", "", "NaN", '{"a": NaN}':
-    (folder / "receipt.json").write_text(text)
+class TestEdits:
+  def test_every_edit_of_a_leaf_is_refused(self, folder):
+    """A fitting card hides an edit only where it follows from nothing."""
+    receipt_file = folder / "receipt.json"
+    card_file = folder / "README.md"
+    receipt = read_head(folder).receipt
+    own_card = card_file.read_bytes()
+    num_refused = 0
+    edits = list(all_edits(receipt))
+    assert len(edits) >= 200  # 1,400 of the six heads together
+    for (part, *_), edited in edits:
+      receipt_file.write_text(json.dumps(edited))
+      card_file.write_bytes(own_card)
+      with pytest.raises(InputError) as refused:
+        read_head(folder)
+      assert "\n" not in str(refused.value)
+      try:
+        check_receipt(edited)
+        card_file.write_text(render_card(edited))
+        assert read_head(folder).receipt == edited
+      except InputError:
+        num_refused += 1
+      else:
+        assert part == "stated"  # names and words follow from nothing
+    assert num_refused > 100
+
+  def test_white_space_is_nobodys_claim(self, private_folder):
+    receipt_file = private_folder / "receipt.json"
+    receipt = json.loads(receipt_file.read_text())
+    receipt_file.write_text(json.dumps(receipt))
+
+    assert read_head(private_folder).receipt == receipt
+
+  @pytest.mark.parametrize(
+    "receipt", [None, [], 7, "x", {}, {"format": 1}, {"format": 2}, [[[[]]]]]
+  )
+  def test_what_is_not_a_receipt_is_refused(self, receipt):
+    with pytest.raises(InputError, match="damaged or was edited"):
+      check_receipt(receipt)
+
+  @pytest.mark.parametrize(
+    "text", ["[" * 10**5, "\xff", "", "NaN", '{"a": NaN}', '{"format": 2}']
+  )
+  def test_a_file_that_is_not_a_receipt_is_one_line(self, private_folder, text):
+    (private_folder / "receipt.json").write_text(text)
+
     with pytest.raises(InputError) as refused:
-      read_head(folder)
+      read_head(private_folder)
+
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 700
 
-
-def delta_of(mu, epsilon):
-  """Balle & Wang, theorem 8, by SciPy."""
-  return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(
-    -mu / 2 - epsilon / mu
+  @pytest.mark.parametrize(
+    ("field", "forged"),
+    [
+      ("dataset", "a\x1b[31m"),
+      ("split", "a\x1b[31m"),
+      ("class_names", ["a\x1b[31m", "dog", "rat"]),
+    ],
   )
+  def test_names_that_forge_lines_are_refused(
+    self, private_folder, field, forged
+  ):
+    receipt = read_head(private_folder).receipt
+    receipt["stated"][field] = forged
 
-
-@pytest.mark.parametrize("folder", ["private"], indirect=True)
-def test_names_that_forge_lines_are_refused(folder):
-  stated = read_head(folder).receipt["stated"]
-  for name in "dataset", "split", "class_names":
-    forged = "a\x1b[31m", *stated["class_names"][1:]
-    value = list(forged) if name == "class_names" else forged[0]
     with pytest.raises(InputError, match="control characters"):
-      check_receipt(
-        read_head(folder).receipt | {"stated": stated | {name: value}}
-      )
+      check_receipt(receipt)
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
-def test_what_follows_is_the_theorem_s(epsilon, tmp_path):
-  made = trained_head(epsilon)
-  receipt = write_head(tmp_path / "head", made, sample_info())
-  found, mu2 = receipt["follows"], sum(s**-2 for *_, s in made.releases)
-  assert math.isclose(found["mu_squared"], mu2, rel_tol=1e-14)
-  assert found["mu_squared"] >= mu2 * (1 - 1e-15)
-  assert math.isclose(found["noise_multiplier"], mu2**-0.5, rel_tol=1e-12)
-  assert epsilon * (1 - 1e-6) < found["epsilon"] <= epsilon
-  assert made.delta is not None
-  for name, mu in ("epsilon", mu2**0.5), ("epsilon_if_replaced", 2 * mu2**0.5):
-    assert math.isclose(delta_of(mu, found[name]), made.delta, rel_tol=1e-6)
+class TestFollows:
+  @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+  def test_costs_follow_from_the_noise_of_all_releases(self, epsilon, tmp_path):
+    trained = trained_head(epsilon)
+    receipt = write_head(tmp_path / "head", trained, sample_info())
+
+    follows = receipt["follows"]
+    mu_squared = sum(r.noise_multiplier**-2 for r in trained.releases)
+    assert math.isclose(follows["mu_squared"], mu_squared, rel_tol=1e-14)
+    assert follows["mu_squared"] >= mu_squared * (1 - 1e-15)
+    sigma = mu_squared**-0.5
+    assert math.isclose(follows["noise_multiplier"], sigma, rel_tol=1e-12)
+    assert epsilon * (1 - 1e-6) < follows["epsilon"] <= epsilon
+
+  @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+  def test_epsilons_are_those_of_the_theorem(self, epsilon, tmp_path):
+    trained = trained_head(epsilon)
+    receipt = write_head(tmp_path / "head", trained, sample_info())
+
+    follows = receipt["follows"]
+    mu = follows["mu_squared"] ** 0.5
+    delta = delta_of(mu, follows["epsilon"])
+    delta_if_replaced = delta_of(2 * mu, follows["epsilon_if_replaced"])
+    assert math.isclose(delta, 1e-5, rel_tol=1e-6)
+    assert math.isclose(delta_if_replaced, 1e-5, rel_tol=1e-6)
+
+  def test_a_count_of_releases_costs_as_much_as_each_alone(self):
+    nine = {"name": "x", "shape": [2], "noise_multiplier": 3.0, "count": 9}
+    one = {**nine, "count": 1}
+
+    together = derive({"releases": [nine], "delta": 1e-5})
+
+    assert together == derive({"releases": [one] * 9, "delta": 1e-5})
+    assert math.isclose(together["noise_multiplier"], 1.0)
+
+  def test_nothing_follows_where_there_is_no_noise(self):
+    follows = derive({"releases": [], "delta": None})
+
+    assert set(follows.values()) == {None}
 
 
-def test_releases_that_are_alike_are_counted_one_by_one():
-  run = {"name": "x", "shape": [2], "noise_multiplier": 3.0, "count": 9}
-  one = derive({"releases": [run], "delta": 1e-5})
-  ones = derive({"releases": [run | {"count": 1}] * 9, "delta": 1e-5})
-  assert one == ones
-  assert math.isclose(one["noise_multiplier"], 1.0)
+class TestCard:
+  @pytest.fixture
+  def text(self, folder):
+    return " ".join((folder / "README.md").read_text().split())
+
+  def test_it_states_the_guarantee_or_that_there_is_none(self, folder, text):
+    stated = read_head(folder).stated
+    unit = stated["privacy_unit"]
+    relation = f"REPLACE_SPECIAL: one {unit} is in the data, or nothing is in"
+
+    assert ("NOT PRIVATE" in text) == (not stated["private"])
+    for words in relation, "epsilon if replaced", "at **delta = ":
+      assert (words in text) == stated["private"]
+    assert stated["noise_source"] in text
+    assert f"one {unit}" in text
+
+  def test_it_says_what_it_rests_on(self, folder, text):
+    stated = read_head(folder).stated
+
+    is_uncharged = stated["charge"] is None
+    assert ("No ledger was charged" in text) == is_uncharged
+    has_start = "start_sha256" in stated["options"]
+    assert ("public start" in text) == has_start
+    are_labels = "labels" in stated["num_classes_source"]
+    assert ("read off the private labels" in text) == are_labels
+
+  def test_it_says_what_is_not_protected_and_how_to_load(self, text):
+    assert "What is not protected" in text
+    assert "load_head" in text
+
+  def test_names_do_not_make_markdown(self, tmp_path):
+    info = sample_info(dataset="a|b `c` <script> [x](y) *z*", split="#1")
+    write_head(tmp_path / "head", trained_head(), info)
+
+    text = (tmp_path / "head" / "README.md").read_text()
+    (row,) = [
+      line for line in text.splitlines() if line.startswith("| private data")
+    ]
+    assert r"a\|b \`c\` \<script\> \[x\](y) \*z\*, split \#1" in row
 
 
-def test_the_card_says_what_it_rests_on(folder):
-  stated, text = read_head(folder).stated, (folder / "README.md").read_text()
-  text, unit = " ".join(text.split()), stated["privacy_unit"]
-  relation = f"REPLACE_SPECIAL: one {unit} is in the data, or nothing is in"
-  private = relation, "epsilon if replaced", "at **delta = "
-  for words, said in {
-    "NOT PRIVATE": not stated["private"],
-    "No ledger was charged": stated["charge"] is None,
-    "public start": "start_sha256" in stated["options"],
-    "read off the private labels": "labels" in stated["num_classes_source"],
-    **dict.fromkeys([f"one {unit}", "load_head", "not protected"], True),
-    **dict.fromkeys(private, stated["private"]),
-  }.items():
-    assert (words in text) == said, words
-  assert stated["noise_source"] in text
+class TestRightGuesses:
+  def test_the_best_test_of_two_gaussians_is_below_the_bound(self):
+    mu, epsilon = 1.0, 2.0
+    likelihood_ratio_test = norm.cdf(mu / 2)
 
+    bound = right_guesses(epsilon, float(delta_of(mu, epsilon)))
 
-def test_names_do_not_make_markdown(tmp_path):
-  odd = sample_info(dataset="a|b `c` <script> [x](y) *z*", split="#1")
-  write_head(tmp_path / "head", trained_head(), odd)
-  text = (tmp_path / "head" / "README.md").read_text()
-  (line,) = (each for each in text.splitlines() if each.startswith("| private"))
-  assert r"a\|b \`c\` \<script\> \[x\](y) \*z\*, split \#1" in line
+    assert likelihood_ratio_test < bound
 
-
-def test_right_guesses_of_the_best_guess():
-  """The likelihood ratio test between N(0, 1) and N(μ, 1), simulated."""
-  mu, epsilon = 1.0, 2.0
-  best = norm.cdf(mu / 2)
-  assert best < right_guesses(epsilon, float(delta_of(mu, epsilon)))
-  assert right_guesses(1e9, 0.1) == 1.0
-  assert np.isclose(right_guesses(0.0, 0.02), 0.51)
+  def test_the_bound_has_its_limits(self):
+    assert right_guesses(1e9, 0.1) == 1.0
+    assert np.isclose(right_guesses(0.0, 0.02), 0.51)

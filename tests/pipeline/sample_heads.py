@@ -14,6 +14,7 @@ from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead
 from oneshot_dp.pipeline.heads.model_card import render_card
+from oneshot_dp.pipeline.heads.receipt import derive
 from oneshot_dp.pipeline.ledger.entries import ChargeRequest, LedgerEntry
 
 D, K = 4, 3
@@ -93,9 +94,10 @@ def make_charge_request(*costs, dataset="pets", keys=None, **changes):
 
 
 def fit(folder, **stated):
-  """Edits what a head's receipt states, and writes the card that fits."""
+  """Edits what a head's receipt states; all that follows is made to fit."""
   receipt = json.loads((folder / "receipt.json").read_text())
   receipt["stated"] |= stated
+  receipt["follows"] = derive(receipt["stated"])
   (folder / "receipt.json").write_text(json.dumps(receipt))
   (folder / "README.md").write_text(render_card(receipt))
 
