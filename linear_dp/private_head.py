@@ -145,14 +145,14 @@ class PrivateHead:
     mu_squared = trained.mu_squared
     releases = []
     for release in trained.releases:
-      releases.append(
-        {
-          "name": release.name,
-          "shape": release.shape,
-          "noise_multiplier": release.noise_multiplier,
-          "count": release.count,
-        }
-      )
+      entry = {
+        "name": release.name,
+        "shape": release.shape,
+        "noise_multiplier": release.noise_multiplier,
+      }
+      if release.count > 1:  # only of heads that were read from a disk
+        entry["count"] = release.count
+      releases.append(entry)
     stated = {
       "num_examples": self.num_examples,
       "num_classes_source": self.num_classes_source,
