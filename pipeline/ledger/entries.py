@@ -18,7 +18,10 @@ from jaxtyping import UInt64
 from oneshot_dp.linear_dp import accounting
 
 _LEAST_EPSILON = 1e-6  # what is left below this is called nothing
-_FRACTION = msgspec.Meta(pattern="^[0-9]+(/[1-9][0-9]*)?$")
+_FRACTION = msgspec.Meta(pattern="^[0-9]+(/[1-9][0-9]*)?$", max_length=4096)
+"""Two numbers of which Python reads each: int() takes 4,300 digits. A sum of
+float64 numbers has about 700."""
+_MOST_MU_SQUARED = 2**64  # far more than any ε that is accepted costs
 ROW_KEY_KINDS = ("image", "direction")
 
 Keys = Mapping[str, UInt64[np.ndarray, " _keys"]]
@@ -105,6 +108,16 @@ class LedgerEntry(
   heads: dict[str, ReleasedHead] = {}
   key_kind: str = ""
   keys_sha256: str = ""
+
+  def __post_init__(self):
+    """Refuses numbers that whoever reads the entry could not compute with."""
+    cost = Fraction(self.mu_squared or 0)
+    if cost > _MOST_MU_SQUARED:
+      raise ValueError("a cost is too large")
+    if self.kind == "cap":
+      if self.delta is None:
+        raise ValueError("a cap has no delta")
+      accounting.check_budget(self.epsilon, self.delta, allow_weak_privacy=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

@@ -1,5 +1,7 @@
 """A ledger that is not as it was written lets nothing out of any data set."""
 
+import hashlib
+import json
 import re
 import shutil
 import sqlite3
@@ -125,6 +127,58 @@ def test_commands_that_only_read_refuse_edited_keys(path, command, capsys):
   said = capsys.readouterr()
   assert status != 0
   assert "keys of entry 3 are not as written" in said.out + said.err
+
+
+def forge_entry(path, seq, **fields):
+  """Edits an entry as somebody would who computes all digests anew."""
+  digest = hashlib.sha256(b"oneshot-dp ledger").hexdigest()
+  with sqlite3.connect(path) as database:
+    rows = database.execute("SELECT seq, body FROM entry ORDER BY seq")
+    for number, body in rows.fetchall():
+      if number == seq:
+        body = json.dumps(json.loads(body) | fields)
+      digest = hashlib.sha256(f"{digest}\n{body}".encode()).hexdigest()
+      database.execute(
+        "UPDATE entry SET body = ?, digest = ? WHERE seq = ?",
+        (body, digest, number),
+      )
+    database.execute("UPDATE last SET digest = ?", (digest,))
+  database.close()
+
+
+FORGERIES = {
+  "a cost of 5,000 digits": (2, {"mu2": "1" * 5000}),
+  "a cost of 4,000 digits": (2, {"mu2": "9" * 4000}),
+  "a cost that is not a number": (2, {"mu2": "1e400"}),
+  "a cost over nothing": (2, {"mu2": "1/0"}),
+  "a cap without delta": (1, {"delta": None}),
+  "a cap of delta 2": (1, {"delta": 2.0}),
+  "a cap of a negative epsilon": (1, {"epsilon": -1.0}),
+  "a cap of epsilon 1e308": (1, {"epsilon": 1e308}),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.parametrize("command", ["budget --ledger", "inspect"])
+def test_forged_numbers_with_fitting_digests_are_one_line(
+  path, forgery, command, capsys
+):
+  seq, fields = FORGERIES[forgery]
+  forge_entry(path, seq, **fields)
+
+  status = main([*command.split(), str(path)])
+
+  said = capsys.readouterr()
+  assert status != 0
+  assert f"entry {seq} is not as written" in said.out + said.err
+  assert "Traceback" not in said.err
+
+
+def test_an_entry_that_is_forged_soundly_is_read(path):
+  """So that the test above fails for its numbers, not for its digests."""
+  forge_entry(path, 1, epsilon=19.0)
+
+  assert Ledger(path).entries("pets")[0].epsilon == 19.0
 
 
 def test_flipped_and_cut_bytes_are_found_or_change_nothing(
