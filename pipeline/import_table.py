@@ -22,7 +22,7 @@ from oneshot_dp.configs.extract_config import (
 from oneshot_dp.extract.cache.format import CacheInfo, Rows
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.cache.write import write_cache
-from oneshot_dp.extract.sources.labels import units_of_column
+from oneshot_dp.extract.sources.units import units_of_column
 from oneshot_dp.pipeline.vector_files import Npz, Parquet, column, open_vectors
 
 _DTYPES: dict[str, EmbeddingDtype] = {t: t for t in get_args(EmbeddingDtype)}

@@ -16,7 +16,7 @@ from oneshot_dp.extract.cache.format import sha256_of
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.files import write_once
 from oneshot_dp.extract.job.shard import embed_images
-from oneshot_dp.extract.sources.open_source import unlabelled
+from oneshot_dp.extract.sources.open_source import open_unlabeled
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
 
 _FORMULA_SIGNS = ("=", "+", "-", "@", "'")
@@ -101,7 +101,7 @@ def of_images(
   Raises:
     InputError: there is no image.
   """
-  source = unlabelled(images)
+  source = open_unlabeled(images)
   if not len(source):
     raise InputError("there are no images: name files, or folders of them.")
   for batch in embed_images(source, backbone):

@@ -36,7 +36,7 @@ def open_vectors(path: Path) -> "Npz | Parquet":
     if not files:
       raise InputError(f"{path} has no .parquet file: name a file to import.")
     listed_files.refuse_broken(place, files)
-    return Parquet(place, [listed_files.below(place, f) for f in files])
+    return Parquet(place, [listed_files.join_folder(place, f) for f in files])
   file, suffix = listed_files.file_at(str(path)), path.suffix.lower()
   if suffix == ".npz":
     return Npz(file)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int32, UInt64
 from tqdm import tqdm
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
@@ -14,27 +15,43 @@ from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.cache.format import image_key
 from oneshot_dp.extract.images import DecodeError, decode_image
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.archives import array_splits
-from oneshot_dp.extract.sources.folder import is_split, open_folder
-from oneshot_dp.extract.sources.labels import MissingFlagError
-from oneshot_dp.extract.sources.listed_files import File, is_image, is_table
-from oneshot_dp.extract.sources.open_source import (
-  images_of,
-  open_source,
-  splits_of,
+from oneshot_dp.extract.sources.folder import open_folder
+from oneshot_dp.extract.sources.formats import (
+  TABLE_SUFFIXES,
+  format_of,
+  is_image,
+  is_table,
 )
+from oneshot_dp.extract.sources.labels import MissingFlagError
+from oneshot_dp.extract.sources.listed_files import File
+from oneshot_dp.extract.sources.location import (
+  expand_location,
+  is_split,
+  split_tables,
+)
+from oneshot_dp.extract.sources.open_source import images_of, open_source
 from oneshot_dp.extract.sources.source import Source
 from oneshot_dp.extract.threads import prefetch_map
+
+_MAX_AHEAD = 1024
+_IMAGES_PER_TASK = 8
 
 
 @dataclasses.dataclass(kw_only=True)
 class ImagesReport:
-  """What is at a location, escaped for a terminal.
+  """What is at a location, with control characters escaped.
 
-  Of each split that can be extracted: the images of each class, and, by the
-  name of the unit, how many images its owners have. Of all images: how many,
-  and smallest, median and largest sides; `faults` are what an extraction
-  refuses.
+  Attributes:
+    location: as it was given.
+    classes: of each split that can be extracted, the images of each class.
+    owners: of each split with units: the name of the unit, how many there are,
+      and how many images one has at most.
+    num_images: of all splits, broken ones included.
+    sizes: smallest, median and largest width and height of all images.
+    faults: what makes an extraction fail, each named.
+    passed_over: files that are not images.
+    duplicates: places of images of the same bytes.
+    notes: what a flag of `extract` has to say.
   """
 
   location: str
@@ -53,135 +70,221 @@ class ImagesReport:
     lines = [f"{self.location}: PRIVATE but for the names of its classes"]
     for split, counts in self.classes.items():
       lines.append(f"split {split}: {sum(counts.values()):,} images in classes")
-      wide = max(map(len, counts))
-      lines += [f"  {name:{wide}}  {n:,}" for name, n in counts.items()]
-      if of := self.owners.get(split):
-        said = "  owners ({unit}): {number:,}, of {most:,} images at most"
-        lines.append(said.format(**of))
+      width = max(len(name) for name in counts)
+      for name, count in counts.items():
+        lines.append(f"  {name:{width}}  {count:,}")
+      if split in self.owners:
+        owners = self.owners[split]
+        lines.append(
+          f"  owners ({owners['unit']}): {owners['number']:,}, of"
+          f" {owners['most']:,} images at most"
+        )
     lines.append(f"all images: {self.num_images:,}")
     if self.sizes:
-      said = "width x height: least {}, median {}, most {}"
-      lines.append(said.format(*self.sizes))
-    for what, some in (
-      ("an extraction refuses", self.faults),
-      ("not images, passed over", self.passed_over),
-      ("the same bytes", self.duplicates),
-      ("to be said by flags", self.notes),
-    ):
-      lines += [f"{what}: {len(some):,}", *(f"  {each}" for each in some)]
+      smallest, median, largest = self.sizes
+      lines.append(
+        f"width x height: smallest {smallest}, median {median}, largest"
+        f" {largest}"
+      )
+    lines += _list_of("files that an extraction refuses", self.faults)
+    lines += _list_of("skipped (not images)", self.passed_over)
+    lines += _list_of("exact duplicates", self.duplicates)
+    lines += _list_of("flags required", self.notes)
     return "\n".join(lines)
 
+  def escaped(self) -> "ImagesReport":
+    """The same, as a terminal may show it."""
+    return dataclasses.replace(
+      self,
+      location=escaped(self.location, but=""),
+      sizes=_escaped_all(self.sizes),
+      faults=_escaped_all(self.faults),
+      passed_over=_escaped_all(self.passed_over),
+      duplicates=_escaped_all(self.duplicates),
+      notes=_escaped_all(self.notes),
+    )
 
-def describe_images(location: Sequence[str], **flags: Any) -> ImagesReport:
+
+def _list_of(title: str, items: Sequence[str]) -> list[str]:
+  if not items:
+    return [f"{title}: none"]
+  return [f"{title}: {len(items):,}", *(f"  {item}" for item in items)]
+
+
+def _escaped_all(lines: Sequence[str]) -> list[str]:
+  return [escaped(line, but="") for line in lines]
+
+
+def describe_images(config: SourceConfig) -> ImagesReport:
   """Looks at every image of every split once, on all cores.
 
-  `flags` are those of `SourceConfig` that an extraction would be given. In
-  memory are the names of files, and 24 bytes for each image. InputError:
-  nothing is there, or it is tfds:NAME.
+  In memory are the names of files, and 24 bytes of each image.
+
+  Args:
+    config: the location, and the flags that an extraction would be given.
+
+  Raises:
+    InputError: nothing is there, or it is tfds:NAME.
   """
-  root, *more = paths = listed_files.expanded(location)
-  files = [] if more else listed_files.files_in(root)
-  report = ImagesReport(
-    location=escaped(" ".join(location), but=""),
-    faults=[f"{f.path!r}: leads nowhere or back" for f in files if f.size < 0],
-  )
-  files = [file for file in files if file.size >= 0]
+  paths = expand_location(config.location)
+  report = ImagesReport(location=" ".join(config.location))
+  files: list[File] = []
+  if len(paths) == 1:
+    for file in listed_files.files_in(paths[0]):
+      if file.size < 0:
+        report.faults.append(f"{file.path!r}: leads nowhere or back")
+      else:
+        files.append(file)
+  if any(is_image(file.path) for file in files):
+    parts = _describe_folder(config, paths[0], files, report)
+  else:
+    parts = _describe_tables(config, paths, files, report)
+  _scan_images(parts, report)
+  return report.escaped()
+
+
+def _describe_folder(
+  config: SourceConfig, root: str, files: Sequence[File], report: ImagesReport
+) -> list[Source]:
+  """Adds what an extraction would make of a folder; returns its images."""
   images = [file for file in files if is_image(file.path)]
   others = [file.path for file in files if not is_image(file.path)]
-  kept: list[File] = []
-  if images:
-    splits = list(filter(is_split, listed_files.folders_in(root, files)))
-    strays = {f for f in images if f.path.count("/") < 1 + bool(splits)}
-    report.faults += [f"{f.path!r}: in no class folder" for f in sorted(strays)]
-    parts = [images_of([listed_files.below(root, f) for f in images])]
-    kept = [file for file in files if file not in strays]
-  else:
-    if tables := list(filter(is_table, others)):
-      others = [path for path in others if not is_table(path)]
-      paths = [os.path.join(root, table) for table in tables]
-    parts, splits = _tables(paths, report)
-  for split in (splits or [None]) if parts else ():
+  report.passed_over += others
+  splits = [f for f in listed_files.folders_in(root, files) if is_split(f)]
+  # CLASS/FILE, or SPLIT/CLASS/FILE where there are splits.
+  depth = 2 if splits else 1
+  strays = {file for file in images if file.path.count("/") < depth}
+  for stray in sorted(strays):
+    report.faults.append(f"{stray.path!r}: in no class folder")
+  sound = [file for file in files if file not in strays]
+  for split in splits or [None]:
+    asked = dataclasses.replace(config, split=split)
     try:
-      asked = SourceConfig(location=tuple(paths), split=split, **flags)
-      found = open_folder(asked, root, kept) if images else open_source(asked)
-      _count(found, report)
-    except MissingFlagError as error:
-      report.notes.append(str(error))
+      _count_labels(open_folder(asked, root, sound), report)
+    except (InputError, RunError) as error:
+      _add_error(error, report)
+  whole = [listed_files.join_folder(root, file) for file in images]
+  return [images_of(whole)]
+
+
+def _describe_tables(
+  config: SourceConfig,
+  paths: Sequence[str],
+  files: Sequence[File],
+  report: ImagesReport,
+) -> list[Source]:
+  """Adds what an extraction would make of tables; returns their images."""
+  tables = [file.path for file in files if is_table(file.path)]
+  for file in files:
+    if not is_table(file.path):
+      report.passed_over.append(file.path)
+  places = list(paths)
+  if tables:
+    places = [os.path.join(paths[0], table) for table in tables]
+  splits: list[str | None] = [config.split]
+  parts: list[Source] = []
+  try:
+    by_split = split_tables(tables or paths, TABLE_SUFFIXES)
+    splits = [split for split in by_split if split] or [None]
+  except InputError as error:
+    report.faults.append(str(error))
+    return []
+  for place in places:
+    try:
+      file = listed_files.file_at(place)
+      arrays = format_of(place).list_splits(file)
+      if arrays:
+        splits = list(arrays)
+        parts += [images_of([file], f"{split}_image") for split in arrays]
+      else:
+        parts.append(images_of([file]))
     except (InputError, RunError) as error:
       report.faults.append(str(error))
-  _look(parts, report)
-  report.passed_over += others
-  for some in vars(report).values():
-    if isinstance(some, list):
-      some[:] = [escaped(each, but="") for each in some]
-  return report
+  if parts:
+    for split in splits:
+      asked = dataclasses.replace(config, split=split)
+      try:
+        _count_labels(open_source(asked), report)
+      except (InputError, RunError) as error:
+        _add_error(error, report)
+  return parts
 
 
-def _tables(
-  paths: Sequence[str], report: ImagesReport
-) -> tuple[list[Source], list[str]]:
-  """The images of files of rows, of one after another, and their splits."""
-  parts, splits = [], []
-  for path in paths:
-    try:
-      splits = list(filter(None, splits_of(paths)))
-      file, is_npz = listed_files.file_at(path), path.lower().endswith(".npz")
-      arrays = array_splits(file) if is_npz else []
-      splits = arrays or splits
-      keys = [f"{split}_image" for split in arrays] or [None]
-      parts += [images_of([file], key) for key in keys]
-    except InputError as error:
-      report.faults.append(str(error))
-  return parts, splits
+def _add_error(error: Exception, report: ImagesReport) -> None:
+  if isinstance(error, MissingFlagError):
+    report.notes.append(str(error))
+  elif str(error) not in report.faults:
+    report.faults.append(str(error))
 
 
-def _count(source: Source, report: ImagesReport) -> None:
+def _count_labels(source: Source, report: ImagesReport) -> None:
   """Adds the images of each class of a split, and of its owners."""
-  names, labels = source.class_names, source.labels
-  counts = np.bincount(labels, minlength=len(names)).tolist()
+  names = source.class_names
+  counts = np.bincount(source.labels, minlength=len(names)).tolist()
   report.classes[source.split] = dict(zip(names, counts, strict=True))
   if source.unit_ids is not None:
-    _, each = np.unique(source.unit_ids, return_counts=True)
-    of = {"unit": source.unit, "number": len(each), "most": int(max(each))}
-    report.owners[source.split] = of
+    _, per_owner = np.unique(source.unit_ids, return_counts=True)
+    report.owners[source.split] = {
+      "unit": source.unit,
+      "number": len(per_owner),
+      "most": int(max(per_owner, default=0)),
+    }
 
 
-def _look(parts: Sequence[Source], report: ImagesReport) -> None:
+def _scan_images(parts: Sequence[Source], report: ImagesReport) -> None:
   """Adds what all images are like: broken, of which size, which are equal."""
-  starts = np.cumsum([0, *map(len, parts)]).tolist()
-  report.num_images = total = starts[-1]
-  keys = np.zeros((total, 2), np.uint64)  # of broken images they stay so
+  starts = [0]
+  for part in parts:
+    starts.append(starts[-1] + len(part))
+  total = starts[-1]
+  # (Both stay zero where an image is broken.)
+  keys = np.zeros((total, 2), np.uint64)
   sides = np.zeros((total, 2), np.int32)
-  broken: dict[int, str] = {}
-
-  def place(index: int) -> tuple[Source, int]:
-    part = bisect.bisect(starts, index) - 1
-    return parts[part], index - starts[part]
+  faults: dict[int, str] = {}
 
   def name_of(index: int) -> str:
-    part, at = place(index)
-    return part.name_of(at)
+    part = bisect.bisect(starts, index) - 1
+    return parts[part].name_of(index - starts[part])
 
-  def look(index: int) -> None:
-    part, at = place(index)
+  def scan(index: int) -> None:
+    part = bisect.bisect(starts, index) - 1
     try:
-      image = part.image(at)
-      sides[index] = decode_image(image).shape[1::-1]
+      image = parts[part].image(index - starts[part])
+      height, width, _ = decode_image(image).shape
+      sides[index] = width, height
       keys[index] = image_key(image)
     except (InputError, RunError, DecodeError) as error:
-      broken[index] = f"{name_of(index)}: {error}"
+      faults[index] = f"{name_of(index)}: {error}"
 
+  threads = os.cpu_count() or 1
+  scanned = prefetch_map(
+    scan, range(total), _MAX_AHEAD, threads, _IMAGES_PER_TASK
+  )
   with tqdm(total=total, desc="inspect", unit="image", disable=None) as bar:
-    for _ in prefetch_map(look, range(total), 1024, os.cpu_count() or 1, 8):
+    for _ in scanned:
       bar.update()
-  report.faults += [broken[index] for index in sorted(broken)]
-  if len(known := sides[sides[:, 0] > 0]):
-    sizes = np.percentile(known, [0, 50, 100], axis=0, method="nearest")
-    report.sizes += [f"{width} x {height}" for width, height in sizes]
+  report.num_images = total
+  report.faults += [faults[index] for index in sorted(faults)]
+  report.sizes = _sizes(sides)
+  for group in _equal_keys(keys):
+    report.duplicates.append(" = ".join(name_of(index) for index in group))
+
+
+def _sizes(sides: Int32[np.ndarray, "n 2"]) -> list[str]:
+  """Smallest, median and largest width and height of what could be decoded."""
+  known = sides[sides[:, 0] > 0]
+  if not len(known):
+    return []
+  quantiles = np.percentile(known, [0, 50, 100], axis=0, method="nearest")
+  return [f"{width} x {height}" for width, height in quantiles]
+
+
+def _equal_keys(keys: UInt64[np.ndarray, "n 2"]) -> list[list[int]]:
+  """Groups of at least two indices whose keys are equal, and not zero."""
   order = np.lexsort((keys[:, 1], keys[:, 0]))
-  ends = np.flatnonzero((np.diff(keys[order], axis=0) != 0).any(axis=1)) + 1
-  report.duplicates += [
-    " = ".join(map(name_of, group.tolist()))
-    for group in np.split(order, ends)
-    if len(group) > 1 and keys[group[0]].any()
-  ]
+  differs = (np.diff(keys[order], axis=0) != 0).any(axis=1)
+  groups: list[list[int]] = []
+  for group in np.split(order, np.flatnonzero(differs) + 1):
+    if len(group) > 1 and keys[group[0]].any():
+      groups.append(group.tolist())
+  return groups

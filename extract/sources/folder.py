@@ -1,9 +1,9 @@
 """Images as files: `root/<class>/<file>` or `root/<split>/<class>/<file>`.
 
 The classes are the folders' names, sorted. A folder without images is an error:
-a class that came and went with its last image would say whether that is there,
-and class names are public. Files below a class count at any depth, as in
-torchvision's ImageFolder; they come in the order of their paths by code point,
+a class that came and went with its last image would tell whether that image is
+there, and class names are public. Files below a class count at any depth, as in
+torchvision's ImageFolder. They come in the order of their paths by code point,
 that of `find * | LC_ALL=C sort` on every machine.
 """
 
@@ -16,105 +16,140 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE, SourceConfig
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.labels import class_names, units_of_files
-from oneshot_dp.extract.sources.listed_files import File, format_names, is_image
+from oneshot_dp.extract.sources.formats import is_image
+from oneshot_dp.extract.sources.labels import class_names
+from oneshot_dp.extract.sources.listed_files import File, format_names
+from oneshot_dp.extract.sources.location import is_split
 from oneshot_dp.extract.sources.source import Source
-
-# Folders of these names are splits, not classes: a root that has them, but not
-# the one that was asked for, must not be read with "test" as a class.
-_SPLIT_NAMES = frozenset(
-  ("train", "training", "test", "testing", "val", "valid", "validation")
-)
+from oneshot_dp.extract.sources.units import units_of_files
 
 
 def open_folder(
-  settings: SourceConfig, root: str, files: Sequence[File]
+  config: SourceConfig, root: str, files: Sequence[File]
 ) -> Source:
-  """A folder that was listed, as a source.
+  """A folder of a folder of images for each class, as a source.
 
-  InputError: it is not a folder of a folder of images for each class.
+  Args:
+    config: which split, and the flags about names, classes and units.
+    root: the folder.
+    files: all files in it, as `files_in` lists them.
+
+  Raises:
+    InputError: it is not such a folder, or has no such split.
   """
   folders = listed_files.folders_in(root, files)
-  name, split = _name_and_split(settings, root, folders)
+  name, split = _name_and_split(config, root, folders)
   prefix = ""
   if split in folders:
-    root, prefix = os.path.join(root, split), f"{split}/"
-    inner = [file for file in files if file.path.startswith(prefix)]
-    files = [f._replace(path=f.path[len(prefix) :]) for f in inner]
+    root = os.path.join(root, split)
+    prefix = f"{split}/"
+    files = _files_below(prefix, files)
     folders = listed_files.folders_in(root, files)
   listed_files.refuse_broken(root, files)
   images = [file for file in files if is_image(file.path)]
-  if strays := [file.path for file in images if "/" not in file.path]:
-    raise InputError(
-      f"{root!r} has images outside any class folder:"
-      f" {format_names(strays)}; move"
-      " them into the folder of their class."
-    )
-  of = [file.path.partition("/")[0] for file in images]
-  names = _classes(settings, root, folders, of)
-  unit, unit_ids = EXAMPLE, None
-  if settings.units is not None:
-    others = [prefix + f.path for f in files if not is_image(f.path)]
+  _refuse_strays(root, images)
+  class_of = [file.path.partition("/")[0] for file in images]
+  names = _class_names(config, root, folders, class_of)
+  unit = EXAMPLE
+  unit_ids = None
+  if config.units is not None:
     paths = [prefix + file.path for file in images]
-    unit, numbers = units_of_files(settings.units, paths, others, prefix)
+    others = [prefix + file.path for file in files if not is_image(file.path)]
+    unit, numbers = units_of_files(config.units, paths, others, prefix)
     unit_ids = np.array(numbers, np.int64)
-  index = {name: label for label, name in enumerate(names)}
-  whole = [(i, 0, file.size) for i, file in enumerate(images)]
+  label_of = {name: label for label, name in enumerate(names)}
+  locations = np.zeros((len(images), 3), np.int64)
+  locations[:, 0] = np.arange(len(images))
+  locations[:, 2] = [file.size for file in images]
   return Source(
-    name=settings.name or name,
+    name=config.name or name,
     split=split,
     class_names=names,
     unit=unit,
-    labels=np.array([index[folder] for folder in of], np.int32),
+    labels=np.array([label_of[folder] for folder in class_of], np.int32),
     unit_ids=unit_ids,
     root=root,
     files=tuple(images),
     columns=("",) * len(images),
-    at=np.array(whole, np.int64),
+    locations=locations,
   )
 
 
-def is_split(name: str) -> bool:
-  """Whether a folder is named after a split, and so is no class."""
-  return name.lower() in _SPLIT_NAMES
+def _files_below(prefix: str, files: Sequence[File]) -> list[File]:
+  """The files in a folder, by their paths relative to it."""
+  return [
+    file._replace(path=file.path.removeprefix(prefix))
+    for file in files
+    if file.path.startswith(prefix)
+  ]
+
+
+def _refuse_strays(root: str, images: Sequence[File]) -> None:
+  strays = [file.path for file in images if "/" not in file.path]
+  if strays:
+    raise InputError(
+      f"{root!r} has images outside any class folder: {format_names(strays)};"
+      " move them into the folder of their class."
+    )
 
 
 def _name_and_split(
-  settings: SourceConfig, root: str, folders: Sequence[str]
+  config: SourceConfig, root: str, folders: Sequence[str]
 ) -> tuple[str, str]:
-  """The data set's name, and the split: `photos/train` is one of `photos`."""
-  above, name = os.path.split(os.path.abspath(root))
-  splits, split = list(filter(is_split, folders)), settings.split
+  """The data set's name, and the split: `photos/train` is one of `photos`.
+
+  InputError: there is no such split, or one of several has to be chosen.
+  """
+  parent, name = os.path.split(os.path.abspath(root))
+  splits = [folder for folder in folders if is_split(folder)]
+  split = config.split
   if not splits and is_split(name) and split in (None, name):
-    return os.path.basename(above) or name, name
+    return os.path.basename(parent) or name, name
   if split is None:
-    split = splits[0] if len(splits) == len(folders) == 1 else "all"
-  if not re.fullmatch(r"\w[\w.-]*", split) or (
-    split not in folders and (splits or split != "all")
-  ):
+    # Of folders that are all splits, an only one needs no flag.
+    is_only = len(splits) == len(folders) == 1
+    split = splits[0] if is_only else "all"
+  is_there = split in folders
+  is_whole = split == "all" and not splits
+  if not re.fullmatch(r"\w[\w.-]*", split) or not (is_there or is_whole):
     fix = "leave it out, and choose parts at reading: `train --rows '[:80%]'`"
-    fix = f"give --split {' or '.join(splits)}" if splits else fix
+    if splits:
+      fix = f"give --split {' or '.join(splits)}"
     raise InputError(f"{root!r} has no --split {split!r}: {fix}.")
   return name, split
 
 
-def _classes(
-  settings: SourceConfig, root: str, folders: Sequence[str], of: Sequence[str]
+def _class_names(
+  config: SourceConfig,
+  root: str,
+  folders: Sequence[str],
+  class_of: Sequence[str],
 ) -> tuple[str, ...]:
-  """The sorted names of the class folders, or those that are stated."""
-  found, stated = set(of), settings.class_names
-  if not found:
+  """The sorted names of the class folders, or those that a flag states.
+
+  Args:
+    config: has the flags.
+    root: the folder of the class folders, for messages.
+    folders: all of them.
+    class_of: the folder of each image.
+  """
+  with_images = set(class_of)
+  stated = config.class_names
+  if not with_images:
     raise InputError(f"{root!r} must have a folder of images for each class.")
-  if others := sorted(set(folders) - set(stated or folders)):
+  if not stated:
+    empty = sorted(set(folders) - with_images)
+    if empty:
+      raise InputError(
+        f"{root!r} has classes without an image: {format_names(empty)}; remove"
+        " such a folder, or name all classes with --class-names, as some may"
+        " then be without."
+      )
+    return tuple(sorted(class_names(folders, config, root)))
+  others = sorted(set(folders) - set(stated))
+  if others:
     raise InputError(
       f"{root!r} has folders that --class-names does not name:"
       f" {format_names(others)}."
     )
-  if not stated and (empty := sorted(set(folders) - found)):
-    raise InputError(
-      f"{root!r} has classes without an image: {format_names(empty)};"
-      " remove such"
-      " a folder, or name all classes with --class-names, as some may then be"
-      " without."
-    )
-  return tuple(sorted(class_names(stated or folders, settings, root)))
+  return tuple(sorted(class_names(stated, config, root)))

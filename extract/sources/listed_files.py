@@ -1,116 +1,115 @@
-"""Files of a source, on a disk or in an object store: found and known again.
+"""Files of a source, on a disk or in an object store: listed, and read later.
 
-What is hidden (.name) or an archive's litter (`__MACOSX`) is passed over. Links
-are followed; those that lead nowhere or into a folder that they are in, pipes,
-sockets and devices have a size of -1: who lists a folder refuses or reports it.
+A file that was listed is known again by its size and version, so that a job
+never mixes the photographs of two days. Hidden files (.name) and what archives
+leave behind (`__MACOSX`) are ignored. Links are followed. A link that leads
+nowhere or into a folder that contains it, a pipe, a socket and a device are
+listed with a size of -1: whoever lists a folder refuses or reports them.
 """
 
 import contextlib
-import glob
 import os
-import re
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.files import MOST_BYTES
+from oneshot_dp.extract.sources.memory import MAX_IMAGE_BYTES
+from oneshot_dp.extract.storage import Store
 
-IMAGES = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif")
-ROWS = (".npz", ".parquet", ".tar")
-_LITTER = frozenset(("__MACOSX", "@eaDir", "lost+found"))
+_IGNORED_NAMES = frozenset(("__MACOSX", "@eaDir", "lost+found"))
+_MOST_NAMES = 20
 
 
 class File(NamedTuple):
-  """A file: where size or version (CRC-32 of what tells) differs, another."""
+  """A file as it was listed.
+
+  Attributes:
+    path: a path or URL; of `files_in`, relative to the folder.
+    size: in bytes, or -1 where it is not a file that can be read.
+    version: CRC-32 of what tells it from a later file of the same size: its
+      time of modification on a disk, its entity tag in a store.
+  """
 
   path: str
   size: int
   version: int
 
 
-def is_image(path: str) -> bool:
-  """Whether a file is named as an image."""
-  return path.lower().endswith(IMAGES)
-
-
-def is_table(path: str) -> bool:
-  """Whether a file is named as one that has images in rows."""
-  return path.lower().endswith(ROWS)
-
-
 def is_ignored(path: str) -> bool:
-  """Whether a file is passed over, for a name in its path."""
-  return any(p[:1] == "." or p in _LITTER for p in path.split("/"))
-
-
-def expanded(location: Sequence[str]) -> list[str]:
-  """The paths that words stand for: x{00..12}.tar, *.tar, ~ and paths."""
-  paths, words = [], list(location)[::-1]
-  while words:
-    path = os.path.expanduser(words.pop())
-    if found := re.search(r"\{(\d{1,6})\.\.(\d{1,6})\}", path):
-      first, last = found.groups()
-      numbers = [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)]
-      some = [path.replace(found[0], number, 1) for number in numbers]
-      words += reversed(some)
-    elif storage.is_url(path) or os.path.lexists(path):
-      paths += (some := [path.rstrip("/") or "/"])
-    else:
-      paths += (some := sorted(glob.glob(path, recursive=True)))
-    if not some:
-      raise InputError(f"{path!r} is not there: give a file, folder or URL.")
-  return paths
+  """Whether a file is passed over, because of a name in its path."""
+  for part in path.split("/"):
+    if part.startswith(".") or part in _IGNORED_NAMES:
+      return True
+  return False
 
 
 def files_in(folder: str) -> list[File]:
-  """All files of a folder, at any depth, by relative path, in order.
+  """All files of a folder at any depth, sorted by their relative paths.
 
-  None are in a file.
+  Returns an empty list where `folder` is a file or does not exist.
   """
-  found = storage.list_files(storage.store_at(folder)).items()
-  return [_file(p, size, v) for p, (size, v) in found if not is_ignored(p)]
+  listing = storage.list_files(storage.store_at(folder))
+  return [
+    _file(path, size, version)
+    for path, (size, version) in listing.items()
+    if not is_ignored(path)
+  ]
 
 
 def folders_in(folder: str, files: Sequence[File]) -> list[str]:
-  """Names of the folders right in one, empty ones too where there are such."""
-  names = {f.path.partition("/")[0] for f in files if "/" in f.path}
+  """Sorted names of the folders directly in a folder, empty ones included.
+
+  (A store has no empty folders.)
+  """
+  names = {file.path.partition("/")[0] for file in files if "/" in file.path}
   if not storage.is_url(folder):
-    inner = {e.name for e in os.scandir(folder) if e.is_dir()}
-    names |= {name for name in inner if not is_ignored(name)}
+    for entry in os.scandir(folder):
+      if entry.is_dir() and not is_ignored(entry.name):
+        names.add(entry.name)
   return sorted(names)
 
 
-def below(folder: str, file: File) -> File:
-  """A file of `files_in`, by its whole path."""
+def join_folder(folder: str, file: File) -> File:
+  """A file of `files_in(folder)`, by its whole path."""
   return file._replace(path=os.path.join(folder, file.path))
 
 
 def refuse_broken(folder: str, files: Sequence[File]) -> None:
-  """InputError: some are no files; names them."""
-  if broken := [file.path for file in files if file.size < 0]:
+  """Raises InputError that names what was listed but cannot be read."""
+  broken = [file.path for file in files if file.size < 0]
+  if broken:
     raise InputError(
       f"{folder!r} has links that lead nowhere or back into themselves, or what"
-      f" is no file: {format_names(broken)}; mend or remove them."
+      f" is not a file: {format_names(broken)}; fix or remove them."
     )
 
 
 def file_at(path: str) -> File:
-  """One file, as it is now; InputError: it is none."""
+  """One file as it is now; InputError: it does not exist, or is not a file."""
   try:
-    return _file(path, *storage.state(*_place(path)))
+    size, version = storage.state(*_store_and_name(path))
   except FileNotFoundError as error:
-    raise InputError(f"{path!r} is not there.") from error
+    raise InputError(f"{path!r} does not exist.") from error
+  return _file(path, size, version)
 
 
 def read(file: File, start: int = 0, size: int | None = None) -> bytes:
-  """A file, or so many bytes of it; RunError: it is not what was listed."""
+  """Reads a file, or `size` bytes of it.
+
+  Raises:
+    InputError: it has more bytes than any image has.
+    RunError: it cannot be read any more, or is not the file that was listed.
+  """
   size = file.size if size is None else size
-  if size > MOST_BYTES:
-    raise InputError(f"{file.path!r}: {size:,} bytes are no image; remove it.")
+  if size > MAX_IMAGE_BYTES:
+    raise InputError(
+      f"{file.path!r}: {size:,} bytes are more than an image may have"
+      f" ({MAX_IMAGE_BYTES:,}); remove it."
+    )
   try:
-    data, version = storage.read_range(*_place(file.path), start, size)
+    data, version = storage.read_range(*_store_and_name(file.path), start, size)
     if _file(file.path, file.size, version) != file or len(data) != size:
       raise OSError("it was changed")
   except (OSError, InputError) as error:
@@ -123,37 +122,64 @@ def read(file: File, start: int = 0, size: int | None = None) -> bytes:
 
 @contextlib.contextmanager
 def opened(file: File, kind: str) -> Iterator[BinaryIO]:
-  """A file of rows, for a library that reads the parts that it needs.
+  """Opens a file for a library that reads the parts that it needs.
 
-  InputError: it is not what was listed, or the library finds it damaged, or of
-  another kind.
+  Args:
+    file: as it was listed.
+    kind: what it should be, for messages ("Parquet file").
+
+  Raises:
+    InputError: it is not the file that was listed, or the library in the body
+      finds it damaged or of another kind.
   """
   if file_at(file.path) != file:
     raise InputError(f"{file.path!r} was changed since it was listed.")
   try:
-    with storage.seekable(*_place(file.path), file.size) as found:
-      yield found
+    with storage.seekable(*_store_and_name(file.path), file.size) as content:
+      yield content
   except (InputError, RunError):
     raise
-  except Exception as error:  # whatever libraries make of damaged bytes
+  # What libraries make of damaged bytes is of no one kind.
+  except Exception as error:
     raise InputError(
       f"{file.path!r} is not a readable {kind}: {one_line(error)}."
     ) from error
 
 
+@contextlib.contextmanager
+def reopened(file: File, kind: str) -> Iterator[BinaryIO]:
+  """Opens a listed file while a job reads, as `opened` does.
+
+  RunError: whatever is wrong now, as the file was sound when it was listed.
+  """
+  try:
+    with opened(file, kind) as content:
+      yield content
+  except InputError as error:
+    raise RunError(f"cannot be read any more: {error}") from error
+
+
 def format_names(names: Sequence[str]) -> str:
-  """The first twenty names, for people."""
-  more = f", … ({len(names):,} in all)" if len(names) > 20 else ""
-  return ", ".join(map(repr, names[:20])) + more
+  """The first twenty names, quoted, for messages."""
+  shown = ", ".join(map(repr, names[:_MOST_NAMES]))
+  if len(names) > _MOST_NAMES:
+    shown += f", … ({len(names):,} in all)"
+  return shown
 
 
 def _file(path: str, size: int, version: str) -> File:
   return File(path, size, zlib.crc32(version.encode()))
 
 
-def _place(path: str) -> tuple[Any, str]:
-  """The store of a folder; of a URL its bucket, whose connections are kept."""
+def _store_and_name(path: str) -> tuple[Store, str]:
+  """The store that has a file, and its name there.
+
+  Of a URL it is the store of the bucket, so that one set of connections serves
+  all files of the bucket.
+  """
   url = storage.URL.fullmatch(path)
+  if url:
+    scheme, bucket, name = url.groups()
+    return storage.store_at(f"{scheme}://{bucket}"), name
   folder, name = os.path.split(path)
-  folder, name = (f"{url[1]}://{url[2]}", url[3]) if url else (folder, name)
   return storage.store_at(folder), name

@@ -1,17 +1,11 @@
-"""Opens a source: the location says of what kind it is.
-
-A new kind of files with rows is a file beside this one, a line in `_rows`, and
-an extension in `listed_files`.
-"""
+"""Opens a source: the location says of what kind it is."""
 
 import base64
 import dataclasses
-import functools
 import json
 import os
-import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -23,220 +17,237 @@ from oneshot_dp.configs.extract_config import (
   SourceConfig,
   check_unit_name,
 )
-from oneshot_dp.extract.sources import archives, listed_files
-from oneshot_dp.extract.sources.folder import is_split, open_folder
-from oneshot_dp.extract.sources.labels import (
-  FileRows,
-  chosen,
-  class_names,
-  label_numbers,
-  units_of_column,
-)
-from oneshot_dp.extract.sources.listed_files import (
-  IMAGES,
-  ROWS,
-  File,
-  format_names,
+from oneshot_dp.extract.images import IMAGE_SUFFIXES
+from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.file_format import FileRows
+from oneshot_dp.extract.sources.folder import open_folder
+from oneshot_dp.extract.sources.formats import (
+  TABLE_SUFFIXES,
+  format_of,
   is_image,
   is_table,
 )
-from oneshot_dp.extract.sources.source import Source
-
-_WHAT = (
-  "give a folder of a folder of images for each class, or files that end in"
-  f" {', '.join(ROWS)}"
+from oneshot_dp.extract.sources.labels import class_names, label_numbers
+from oneshot_dp.extract.sources.listed_files import File
+from oneshot_dp.extract.sources.location import (
+  expand_location,
+  list_tables,
+  resolve_split,
+  split_tables,
 )
+from oneshot_dp.extract.sources.source import Source
+from oneshot_dp.extract.sources.units import units_of_column
+
+_UNLABELED = "unlabeled"
+_PASSED_OVER_CHARACTERS = 300
 
 
-def open_source(settings: SourceConfig) -> Source:
-  """Opens one split of a data set.
+def open_source(config: SourceConfig) -> Source:
+  """Opens one split of a labeled data set.
 
   It is listed, and labels and units are read, so this is done once, where a job
-  is started. What TFDS has not on disk yet is downloaded and prepared.
-  InputError: there is no such data set or split, or it is not what it should
-  be. RunError: a TFDS data set cannot be downloaded or prepared.
+  is started. A TFDS data set that is not on the disk yet is prepared.
+
+  Args:
+    config: the location, the split, and the flags about labels and units.
+
+  Returns:
+    A source, of which no image has been decoded yet.
+
+  Raises:
+    InputError: there is no such data set or split, or it is not what it should
+      be.
+    RunError: a TFDS data set cannot be downloaded or prepared.
   """
-  if (words := settings.location)[0].startswith("tfds:") and len(words) == 1:
+  if len(config.location) == 1 and config.location[0].startswith("tfds:"):
+    # TFDS takes seconds to import.
     from oneshot_dp.extract.sources.tfds import open_tfds
 
-    return open_tfds(settings)
-  if settings.data_dir is not None:
+    return open_tfds(config)
+  if config.data_dir is not None:
     raise InputError("--data-dir is for tfds:NAME: leave it out.")
-  paths = listed_files.expanded(words)
-  above, name = os.path.split(os.path.abspath(root := paths[0]))
-  if len(paths) == 1 and (files := listed_files.files_in(root)):
-    others = [file.path for file in files if not is_image(file.path)]
-    if len(others) < len(files):
-      if settings.image or settings.label:
-        raise InputError("--image and --label are for tables, not for folders.")
-      source = open_folder(settings, root, files)
-      kinds = sorted({os.path.splitext(path)[1].lower() for path in others})
-      if others:  # said, as photographs may be among them: .heic, .tif
-        told = escaped(f"{root}: {len(others):,} files, {', '.join(kinds)}", "")
-        print(f"passed over in {told[:300]}", file=sys.stderr)
-      return source
-    listed_files.refuse_broken(root, files)
-    places = {file.path: listed_files.below(root, file) for file in files}
-  else:
-    name = name if len(paths) == 1 else os.path.basename(above)
-    if len(set(paths)) < len(paths) or not all(map(is_table, paths)):
-      raise InputError(f"{format_names(paths)}: {_WHAT}, each once.")
-    places = {path: listed_files.file_at(path) for path in paths}
-  found = splits_of(places)
-  if [path.lower()[-4:] for path in places] == [".npz"]:
-    named = archives.array_splits(*places.values()) or [settings.split or "all"]
-    found = {key: list(places) for key in named}
-  split = chosen(root, "--split", settings.split, sorted(found))
-  homes = {
-    os.path.join(os.path.dirname(f), f"*{os.path.splitext(f)[1]}")
-    for f in found[split]
-  }
-  if len(homes) > 1:
-    raise InputError(
-      f"{root!r} has its split {split!r} in several places, which may hold the"
-      f" same images: give one of {format_names(sorted(homes))}."
-    )
-  if settings.units is not None:
-    check_unit_name(settings.units)
-  name = settings.name or os.path.splitext(name)[0]
-  settings = dataclasses.replace(settings, name=name, split=split)
-  return _source_of(settings, [places[f] for f in found[split]], labelled=True)
+  paths = expand_location(config.location)
+  if len(paths) == 1:
+    files = listed_files.files_in(paths[0])
+    if any(is_image(file.path) for file in files):
+      return _open_images(config, paths[0], files)
+  return _open_tables(config, paths)
 
 
-def splits_of(files: Iterable[str]) -> dict[str, list[str]]:
-  """Files of rows of each split, by the names of files and folders.
+def _open_images(
+  config: SourceConfig, root: str, files: Sequence[File]
+) -> Source:
+  if config.image or config.label:
+    raise InputError("--image and --label are for tables, not for folders.")
+  source = open_folder(config, root, files)
+  others = [file.path for file in files if not is_image(file.path)]
+  if others:  # photographs may be among them: .heic, .tif
+    suffixes = {os.path.splitext(path)[1].lower() for path in others}
+    message = f"{root}: {len(others):,} files, {', '.join(sorted(suffixes))}"
+    shown = escaped(message, but="")[:_PASSED_OVER_CHARACTERS]
+    print(f"passed over in {shown}", file=sys.stderr)
+  return source
 
-  A split is the NAME of NAME-00000-of-00002, or a word such as train or test in
-  the name of the file or of its folders. Without any, all are the split `all`;
-  beside others, files without one are those of "". InputError: there is none.
+
+def _open_tables(config: SourceConfig, paths: Sequence[str]) -> Source:
+  name, files = list_tables(paths, TABLE_SUFFIXES)
+  by_split = split_tables(files, TABLE_SUFFIXES)
+  # A single file may hold several splits: train_image, test_image …
+  if len(files) == 1:
+    ((path, file),) = files.items()
+    kind = format_of(path)
+    splits = kind.list_splits(file)
+    if not splits and kind.any_split:
+      splits = [config.split or "all"]
+    if splits:
+      by_split = {split: [path] for split in splits}
+  split, members = resolve_split(paths[0], config.split, by_split)
+  if config.units is not None:
+    check_unit_name(config.units)
+  config = dataclasses.replace(
+    config, name=config.name or os.path.splitext(name)[0], split=split
+  )
+  return _labeled_rows(config, [files[path] for path in members])
+
+
+def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
+  """The rows of one file after another, with their labels and units.
+
+  InputError: a row has no label or owner, or files are of different classes.
   """
-  found: dict[str, list[str]] = {}
-  files = list(files)
-  for file in filter(is_table, files):
-    stem = os.path.splitext(file)[0]
-    sharded = re.search(r"([^\W_][\w.]*)-\d+-of-\d+[^/]*$", stem)
-    words = re.split(r"[/._ -]", stem)
-    split = next(filter(is_split, reversed(words)), "")
-    if sharded and sharded[1] != "data":
-      split = sharded[1]
-    found.setdefault(split, []).append(file)
-  packed = [f for f in files if re.search(r"\.(tar\.\w+|tgz)$", f.lower())]
-  if packed or not found:
-    raise InputError(
-      f"{format_names(packed or files) or 'nothing'}: {_WHAT} (not"
-      " compressed, as"
-      " members are read by their place)."
-    )
-  return {"all": found[""]} if set(found) == {""} else found
+  names: tuple[str, ...] = ()
+  unit_names: dict[int, str] = {}
+  all_rows: list[FileRows] = []
+  labels: list[np.ndarray] = []
+  units: list[np.ndarray] = []
+  for file in files:
+
+    def where(row: int, path: str = file.path) -> str:
+      return f"{path}[{row}]"
+
+    rows = format_of(file.path).list_rows(config, file, True)
+    file_names = class_names(rows.class_names, config, file.path)
+    if all_rows and file_names != names:
+      raise InputError(
+        f"{file.path!r} defines different classes from the other files."
+      )
+    names = file_names
+    numbers = label_numbers(rows.labels, names, rows.label_column, where)
+    _check_length(file, rows, len(numbers))
+    labels.append(np.array(numbers, np.int32))
+    if config.units is not None:
+      numbers = units_of_column(
+        list(rows.units), config.units, where, unit_names
+      )
+      _check_length(file, rows, len(numbers))
+      units.append(np.array(numbers, np.int64))
+    all_rows.append(rows)
+  return Source(
+    name=config.name or "",
+    split=config.split or "all",
+    class_names=names,
+    unit=config.units or EXAMPLE,
+    labels=np.concatenate(labels),
+    unit_ids=np.concatenate(units) if units else None,
+    files=tuple(files),
+    columns=tuple(rows.column for rows in all_rows),
+    locations=_locations(all_rows),
+  )
 
 
-def unlabelled(paths: Sequence[str]) -> Source:
-  """The images of files, folders at any depth, npz, Parquet files and tars.
+def _check_length(file: File, rows: FileRows, count: int) -> None:
+  total = len(rows.locations)
+  if count != total:
+    raise InputError(f"{file.path!r} is damaged: {count} of {total} rows.")
+
+
+def _locations(all_rows: Sequence[FileRows]) -> np.ndarray:
+  """Of each row of all files the number of its file, and its location there."""
+  parts = [np.zeros((0, 3), np.int64)]
+  for number, rows in enumerate(all_rows):
+    part = np.full((len(rows.locations), 3), number, np.int64)
+    part[:, 1:] = rows.locations
+    parts.append(part)
+  return np.concatenate(parts)
+
+
+def open_unlabeled(paths: Sequence[str]) -> Source:
+  """The images of files and folders, without labels.
 
   They come in the order of the paths, those of a folder in that of their names
-  by code point, those of a file in that of its rows. InputError: a path is none
-  of these, or has no image.
+  by code point, those of a table in that of its rows.
+
+  Args:
+    paths: image files, tables, and folders of them at any depth.
+
+  Raises:
+    InputError: a path is none of these, or has no image.
   """
   files: list[File] = []
-  for path in listed_files.expanded(paths):
-    found = listed_files.files_in(path)
-    if not (found or os.path.isdir(path)):
+  for path in expand_location(paths):
+    members = listed_files.files_in(path)
+    if not members and not os.path.isdir(path):
       files.append(listed_files.file_at(path))
       continue
-    listed_files.refuse_broken(path, found)
-    images = [f for f in found if is_image(f.path)]
-    some = images or [f for f in found if is_table(f.path)]
-    if not some:
+    listed_files.refuse_broken(path, members)
+    chosen = [file for file in members if is_image(file.path)]
+    if not chosen:
+      chosen = [file for file in members if is_table(file.path)]
+    if not chosen:
       raise InputError(
-        f"{path!r} has no images: they end in {', '.join(IMAGES)}, or are in"
-        f" {', '.join(ROWS)} files."
+        f"{path!r} has no images: they end in {', '.join(IMAGE_SUFFIXES)}, or"
+        f" are in {', '.join(TABLE_SUFFIXES)} files."
       )
-    files += [listed_files.below(path, file) for file in some]
+    files += [listed_files.join_folder(path, file) for file in chosen]
   return images_of(files)
 
 
 def images_of(files: Sequence[File], image: str | None = None) -> Source:
-  """Those of files that were listed; `image` is the array that has them."""
-  settings = SourceConfig(location=(".",), image=image)
-  return _source_of(settings, files, labelled=False)
+  """The images of files that were listed, without labels.
 
-
-def _rows(settings: SourceConfig, file: File, labelled: bool) -> FileRows:
-  kind = os.path.splitext(file.path)[1].lower()
-  if kind == ".tar":
-    return archives.tar_rows(settings, file, labelled)
-  if kind == ".npz":
-    return archives.npz_rows(settings, file, labelled)
-  if kind == ".parquet":
-    from oneshot_dp.extract.sources.parquet import parquet_rows
-
-    return parquet_rows(settings, file, labelled)
-  return FileRows("", np.array([(0, file.size)], np.int64))
-
-
-def _source_of(
-  settings: SourceConfig, files: Sequence[File], labelled: bool
-) -> Source:
-  """Files of rows, one after another; without labels, all are of class 0.
-
-  InputError: a row has no label or owner, or files are of different classes.
+  `image` is the column or array that has them, where a file has several.
   """
-  names, known, unit = ("unlabelled",), {}, settings.units
-  columns, labels, owners, at = [], [], [], [np.zeros((0, 2), np.int64)]
+  config = SourceConfig(location=(".",), image=image)
+  all_rows: list[FileRows] = []
   for file in files:
-    rows, before = _rows(settings, file, labelled), names
-    where = functools.partial("{}[{}]".format, file.path)
-    if labelled:
-      names = class_names(rows.named, settings, file.path)
-      found = label_numbers(rows.labels, names, rows.key, where)
-      labels.append(np.array(found, np.int64))
-    if columns and names != before:
-      raise InputError(f"{file.path!r} has other classes than others.")
-    if unit:
-      found = units_of_column([*rows.units], unit, where, known)
-      owners.append(np.array(found, np.int64))
-    for found in (*labels[-1:], *owners[-1:]):
-      if len(found) != len(rows.at):
-        said = f"{len(found)} of {len(rows.at)} rows"
-        raise InputError(f"{file.path!r} is damaged: {said}.")
-    columns.append(rows.column)
-    at.append(rows.at)
-  sizes = np.array([len(each) for each in at[1:]], np.int64)
-  numbers = np.repeat(np.arange(len(files)), sizes)
+    all_rows.append(format_of(file.path).list_rows(config, file, False))
+  locations = _locations(all_rows)
   return Source(
-    name=settings.name or "unlabelled",
-    split=settings.split or "all",
-    class_names=names,
-    unit=unit or EXAMPLE,
-    labels=np.concatenate(labels or [0 * numbers]).astype(np.int32),
-    unit_ids=np.concatenate(owners) if unit else None,
+    name=_UNLABELED,
+    split="all",
+    class_names=(_UNLABELED,),
+    labels=np.zeros(len(locations), np.int32),
     files=tuple(files),
-    columns=tuple(columns),
-    at=np.column_stack([numbers, np.concatenate(at)]),
+    columns=tuple(rows.column for rows in all_rows),
+    locations=locations,
   )
 
 
 def serialize_source(source: Source) -> bytes:
-  """What a source consists of, as JSON: equal bytes, equal sources. Private."""
+  """A source as JSON: equal bytes mean equal sources. Private.
 
-  def plain(array: np.ndarray) -> tuple[str, tuple[int, ...], str]:
+  Names of files need not be valid UTF-8, which Python's JSON allows.
+  """
+
+  def encode_array(array: np.ndarray) -> tuple[str, tuple[int, ...], str]:
     data = base64.b64encode(array.tobytes()).decode()
     return array.dtype.str, array.shape, data
 
-  fields = {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
-  named = {"kind": type(source).__name__, **fields}
-  return json.dumps(named, default=plain).encode()
+  fields: dict[str, Any] = {"kind": type(source).__name__}
+  for field in dataclasses.fields(source):
+    fields[field.name] = getattr(source, field.name)
+  return json.dumps(fields, default=encode_array).encode()
 
 
 def deserialize_source(listing: bytes) -> Source:
-  """The source of a listing, in any process that sees the same files."""
+  """The source of `serialize_source`, in any process that sees its files."""
 
-  def array(_: Any, plain: list[Any]) -> np.ndarray:
-    dtype, shape, data = plain
+  def decode_array(_: Any, encoded: list[Any]) -> np.ndarray:
+    dtype, shape, data = encoded
     return np.frombuffer(base64.b64decode(data), dtype).reshape(shape)
 
-  # (Python's JSON, as names of files need not be UTF-8.)
-  fields, kind = json.loads(listing), Source
+  fields = json.loads(listing)
+  kind = Source
   if fields.pop("kind") != Source.__name__:
     from oneshot_dp.extract.sources.tfds import Tfds as kind
-  return msgspec.convert(fields, kind, dec_hook=array)
+  return msgspec.convert(fields, kind, dec_hook=decode_array)

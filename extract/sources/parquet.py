@@ -1,123 +1,340 @@
 """Images in a column of Parquet files: bytes, or structs that have `bytes`.
 
-So write them Hugging Face datasets, Spark, Ray and Daft. The ClassLabel that
-`datasets` notes in the schema names the classes.
+Hugging Face datasets, Spark, Ray and Daft write such columns. The ClassLabel
+that `datasets` notes in the schema names the classes.
 """
 
 import json
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from oneshot_dp.configs.errors import InputError, one_line
+from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.labels import FileRows, chosen
+from oneshot_dp.extract.sources.file_format import FileRows
+from oneshot_dp.extract.sources.labels import resolve_choice
 from oneshot_dp.extract.sources.listed_files import File
+from oneshot_dp.extract.sources.memory import (
+  MAX_COLUMN_BYTES,
+  MAX_IMAGE_BYTES,
+  check_bytes,
+  check_rows,
+)
 
-_BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
-_TEXTS = (pa.string(), pa.large_string(), pa.string_view())
+_BINARY = (pa.binary(), pa.large_binary(), pa.binary_view())
+_STRINGS = (pa.string(), pa.large_string(), pa.string_view())
 _PARQUET = "Parquet file"
-_KEPT_BYTES = 1 << 30
-_reading = threading.Lock()
-_groups: dict[Any, Any] = {}
-"""Row groups that threads read last: 1 GiB, and two in any case."""
+_BATCH_BYTES = 1 << 25
+_VALUES_AT_ONCE = 1 << 16
+_KEPT_BYTES = 1 << 29
+_PAGE_BUFFER = 1 << 20
+
+
+class _Batch(NamedTuple):
+  """Consecutive images of a row group, from row `start` on."""
+
+  start: int
+  images: pa.Array
+
+
+class _GroupReader:
+  """Reads the images of one row group, some rows at a time.
+
+  A row group may have more bytes than memory, so no more of it is read than a
+  batch. Parquet can only be read on from where one is; a row that is behind is
+  read from the beginning of the group again, and a job reads in order.
+  """
+
+  def __init__(self, file: File, column: str, group: int):
+    self._file = file
+    self._column = column
+    self._group = group
+    self._batches: Iterator[Any] = iter(())
+    self._next_row = 0
+    self.kept: list[_Batch] = []
+
+  @property
+  def kept_bytes(self) -> int:
+    """Bytes of the batches in memory."""
+    return sum(batch.images.nbytes for batch in self.kept)
+
+  def row(self, row: int) -> Any:
+    """The cell of a row, as an Arrow scalar."""
+    for batch in self.kept:
+      if 0 <= row - batch.start < len(batch.images):
+        return batch.images[row - batch.start]
+    return self._read_to(row)
+
+  def _read_to(self, row: int) -> Any:
+    if row < self._next_row or not self._next_row:
+      self._batches = self._open()
+      self._next_row = 0
+    for images in self._batches:
+      batch = _Batch(self._next_row, images)
+      self._next_row += len(images)
+      if row < self._next_row:
+        self.kept.append(batch)
+        return images[row - batch.start]
+    raise InputError(f"{self._file.path!r} has fewer rows than it states.")
+
+  def _open(self) -> Iterator[Any]:
+    with listed_files.reopened(self._file, _PARQUET) as content:
+      table = _open_parquet(content, self._column)
+      metadata = table.metadata.row_group(self._group)
+      rows = _rows_per_batch(metadata, self._column)
+      for batch in table.iter_batches(
+        rows, row_groups=[self._group], columns=[self._column]
+      ):
+        yield batch.column(0)
+
+
+class _Readers:
+  """Row groups that threads read last: 512 MiB, and one batch in any case.
+
+  The threads of a job read near one another, each at a place of its own.
+  """
+
+  def __init__(self) -> None:
+    self._lock = threading.Lock()
+    self._readers: dict[Any, _GroupReader] = {}
+
+  def cell(self, file: File, column: str, group: int, row: int) -> Any:
+    """The cell of a row, as an Arrow scalar."""
+    with self._lock:
+      key = (file, column, group)
+      reader = self._readers.pop(key, None)
+      if reader is None:
+        reader = _GroupReader(file, column, group)
+      self._readers[key] = reader  # the last of all now
+      cell = reader.row(row)
+      self._forget_oldest()
+    return cell
+
+  def clear(self) -> None:
+    """Forgets all row groups."""
+    with self._lock:
+      self._readers.clear()
+
+  def _forget_oldest(self) -> None:
+    kept_bytes = sum(reader.kept_bytes for reader in self._readers.values())
+    while kept_bytes > _KEPT_BYTES:
+      oldest = next(iter(self._readers))
+      reader = self._readers[oldest]
+      if len(self._readers) > 1:
+        kept_bytes -= reader.kept_bytes
+        del self._readers[oldest]
+      elif len(reader.kept) > 1:
+        kept_bytes -= reader.kept.pop(0).images.nbytes
+      else:
+        return
+
+
+_readers = _Readers()
 
 
 def read_cell(file: File, column: str, group: int, row: int) -> bytes:
-  """An image of a row group; nothing where there is a null, or only a path.
+  """An image of a row group; no bytes where there is a null, or only a path.
 
-  InputError: it cannot be read.
+  RunError: it cannot be read any more.
   """
-  with _reading:
-    if (key := (file, group, column)) not in _groups:
-      with listed_files.opened(file, _PARQUET) as opened:
-        read = parquet.ParquetFile(opened).read_row_group(group, [column])
-        _groups[key] = read.column(0)
-      sizes = [kept.nbytes for kept in _groups.values()]
-      while len(_groups) > 2 and sum(sizes) > _KEPT_BYTES:
-        del _groups[next(iter(_groups))], sizes[0]
-    images = _groups[key]
   try:
-    image = images[row].as_py()
-  except (ValueError, IndexError, pa.ArrowException) as error:
-    said = f"{file.path!r} has a cell that cannot be read: {one_line(error)}."
-    raise InputError(said) from error
-  return (image["bytes"] if isinstance(image, dict) else image) or b""
+    cell = _readers.cell(file, column, group, row)
+    if isinstance(cell, pa.StructScalar):
+      cell = cell["bytes"]
+    if isinstance(cell, pa.DictionaryScalar):
+      cell = cell.value
+    if not cell.is_valid:
+      return b""
+    size = cell.as_buffer().size
+    check_bytes(file.path, f"{column!r} of a row", size, MAX_IMAGE_BYTES)
+    return cell.as_py()
+  except (ValueError, IndexError, KeyError, pa.ArrowException) as error:
+    raise RunError(
+      f"{file.path!r} has a cell that cannot be read: {one_line(error)}."
+    ) from error
 
 
-def parquet_rows(
-  settings: SourceConfig, file: File, labelled: bool
-) -> FileRows:
-  """Rows of a Parquet file; InputError: it is none, or has no such columns."""
-  label, named, labels, units = "", (), [], []
-  with listed_files.opened(file, _PARQUET) as opened:
-    table = parquet.ParquetFile(opened)
-    schema, meta = table.schema_arrow, table.metadata
-    sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+def parquet_rows(config: SourceConfig, file: File, labeled: bool) -> FileRows:
+  """The rows of a Parquet file; InputError: it has no such columns."""
+  label_column = ""
+  class_names: tuple[str, ...] = ()
+  labels: list[Any] = []
+  units: list[Any] = []
+  with listed_files.opened(file, _PARQUET) as content:
+    schema = parquet.ParquetFile(content).schema_arrow
     images = [field.name for field in schema if _is_image(field.type)]
-    image = chosen(file.path, "--image", settings.image, images)
+    image = resolve_choice(file.path, "--image", config.image, images)
+    if labeled:
+      label_column, class_names = _label_column(
+        config, schema, images, file.path
+      )
+      labels = read_values(content, file.path, label_column)
+    if config.units is not None:
+      columns = [name for name in schema.names if name not in images]
+      _check_column(schema, columns, "--units", config.units, file.path)
+      units = read_values(content, file.path, config.units)
+    locations = _locations(content, file.path)
+  return FileRows(
+    column=image,
+    locations=locations,
+    label_column=label_column,
+    class_names=class_names,
+    labels=labels,
+    units=units,
+  )
 
-    def values(column: str) -> list[Any]:
-      batches = table.iter_batches(columns=[column])
-      return [v for some in batches for v in some.column(0).to_pylist()]
 
-    if labelled:
-      label, named = _labels(settings, schema, images, file.path)
-      labels = values(label)
-    if settings.units is not None:
-      units = values(settings.units)
-  groups = np.repeat(np.arange(len(sizes)), sizes)
-  rows = np.concatenate([np.arange(n) for n in (0, *sizes)])
-  at = np.stack([groups, rows], axis=1)
-  return FileRows(image, at, label, named, labels, units)
+def read_values(content: Any, path: str, column: str) -> list[Any]:
+  """The integers or strings of a column, and None where there is a null."""
+  table = _open_parquet(content, column)
+  sizes = [_column_bytes(group, column) for group in _row_groups(table)]
+  check_bytes(path, f"column {column!r}", sum(sizes), MAX_COLUMN_BYTES)
+  values: list[Any] = []
+  for batch in table.iter_batches(_VALUES_AT_ONCE, columns=[column]):
+    array = batch.column(0)
+    if pa.types.is_dictionary(array.type):
+      # Rows share their words, which may be long.
+      words = array.dictionary.to_pylist()
+      for index in array.indices.to_pylist():
+        values.append(None if index is None else words[index])
+    else:
+      values += array.to_pylist()
+    check_rows(path, len(values))
+  return values
 
 
-def _labels(
-  settings: SourceConfig, schema: pa.Schema, images: list[str], path: str
+def _open_parquet(content: Any, column: str) -> parquet.ParquetFile:
+  """Opens a file to read a column by its pages, and dictionaries as they are.
+
+  A dictionary may have one cell of 100 MB that each of a thousand rows refers
+  to; Arrow would make a thousand copies of it.
+  """
+  content.seek(0)
+  metadata = parquet.read_metadata(content)
+  leaves = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+  with_bytes = [
+    leaf.path
+    for leaf in leaves
+    if leaf.physical_type == "BYTE_ARRAY" and _is_part(leaf.path, column)
+  ]
+  content.seek(0)
+  return parquet.ParquetFile(
+    content,
+    metadata=metadata,
+    read_dictionary=with_bytes,
+    buffer_size=_PAGE_BUFFER,
+  )
+
+
+def _is_part(path: str, column: str) -> bool:
+  """Whether a leaf of the schema belongs to a column."""
+  return path == column or path.startswith(f"{column}.")
+
+
+def _locations(content: Any, path: str) -> np.ndarray:
+  """Of each row its row group, and its number in it."""
+  content.seek(0)
+  groups = _row_groups(parquet.ParquetFile(content))
+  sizes = [group.num_rows for group in groups]
+  for size in sizes:
+    check_rows(path, size)
+  check_rows(path, sum(sizes))
+  locations = np.zeros((sum(sizes), 2), np.int64)
+  start = 0
+  for number, size in enumerate(sizes):
+    locations[start : start + size, 0] = number
+    locations[start : start + size, 1] = np.arange(size)
+    start += size
+  return locations
+
+
+def _row_groups(table: parquet.ParquetFile) -> list[Any]:
+  metadata = table.metadata
+  return [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+
+
+def _column_bytes(group: Any, column: str) -> int:
+  """Bytes of the pages of a column in a row group, unpacked."""
+  chunks = [group.column(i) for i in range(group.num_columns)]
+  return sum(
+    chunk.total_uncompressed_size
+    for chunk in chunks
+    if _is_part(chunk.path_in_schema, column)
+  )
+
+
+def _rows_per_batch(group: Any, column: str) -> int:
+  bytes_per_row = _column_bytes(group, column) / max(1, group.num_rows)
+  return max(1, min(1024, int(_BATCH_BYTES / max(1.0, bytes_per_row))))
+
+
+def _label_column(
+  config: SourceConfig, schema: pa.Schema, images: list[str], path: str
 ) -> tuple[str, tuple[str, ...]]:
-  """The column of labels, and what names the classes."""
+  """The column of labels, and the names of the classes, if it has such."""
   columns = [name for name in schema.names if name not in images]
   classes = class_labels(schema.metadata)
-  asked = settings.label or (None if classes else "label")
-  label = chosen(path, "--label", asked, columns if asked else list(classes))
-  for flag, key in (("--label", label), ("--units", settings.units)):
-    if key is not None:
-      key = chosen(path, flag, key, columns)
-      if columns.count(key) > 1:
-        raise InputError(f"{path!r} has several columns {key!r}: leave one.")
-      kind = schema.field(key).type
-      kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-      if not (pa.types.is_integer(kind) or kind in _TEXTS):
-        raise InputError(
-          f"{path!r}: {flag} {key!r} is {str(kind)[:80]!a}: it must be integers"
-          " or texts."
-        )
+  if config.label:
+    label = resolve_choice(path, "--label", config.label, columns)
+  elif classes:
+    label = resolve_choice(path, "--label", None, list(classes))
+  else:
+    label = resolve_choice(path, "--label", "label", columns)
+  _check_column(schema, columns, "--label", label, path)
   return label, classes.get(label, ())
 
 
-def _is_image(kind: pa.DataType | None) -> bool:
+def _check_column(
+  schema: pa.Schema, columns: list[str], flag: str, name: str, path: str
+) -> None:
+  """Raises InputError unless a column is one of integers or strings."""
+  name = resolve_choice(path, flag, name, columns)
+  if columns.count(name) > 1:
+    raise InputError(f"{path!r} has several columns {name!r}: leave one.")
+  kind = schema.field(name).type
+  if pa.types.is_dictionary(kind):
+    kind = kind.value_type
+  if not (pa.types.is_integer(kind) or kind in _STRINGS):
+    raise InputError(
+      f"{path!r}: {flag} {name!r} is {str(kind)[:80]!a}: it must be integers"
+      " or strings."
+    )
+
+
+def _is_image(kind: pa.DataType) -> bool:
+  """Whether a column has bytes, or structs that have them."""
   if isinstance(kind, pa.StructType):
     place = kind.get_field_index("bytes")
-    kind = kind.field(place).type if place >= 0 else None
-  return kind in _BYTES
+    if place < 0:
+      return False
+    kind = kind.field(place).type
+  if pa.types.is_dictionary(kind):
+    kind = kind.value_type
+  return kind in _BINARY
 
 
 def class_labels(
   metadata: Mapping[bytes, bytes] | None,
 ) -> dict[str, tuple[str, ...]]:
-  """The classes of each ClassLabel, if `datasets` wrote the file."""
+  """The names of the classes of each ClassLabel column.
+
+  `datasets` notes them in the metadata of a file's schema; files that something
+  else wrote have none.
+  """
+  classes: dict[str, tuple[str, ...]] = {}
   try:
-    said = json.loads((metadata or {}).get(b"huggingface", b"{}"))
-    features = said.get("info", {}).get("features", {}).items()
-    return {
-      column: tuple(map(str, kind.get("names") or ()))
-      for column, kind in features
-      if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"
-    }
+    noted = json.loads((metadata or {}).get(b"huggingface", b"{}"))
+    features = noted.get("info", {}).get("features", {})
+    for column, feature in features.items():
+      is_dict = isinstance(feature, dict)
+      if is_dict and feature.get("_type") == "ClassLabel":
+        names = feature.get("names") or ()
+        classes[column] = tuple(str(name) for name in names)
   except (ValueError, AttributeError, TypeError, RecursionError):
     return {}
+  return classes

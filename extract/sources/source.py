@@ -1,7 +1,7 @@
-"""What every source of images is: one listing, made once, read anywhere.
+"""A source of images: one listing, made once, that any process can read.
 
-It is opened once, where a job is started; workers make it again of its fields.
-Images come undecoded: that is work for the job's threads.
+A source is opened where a job is started. Workers make it again from its
+fields. Images come undecoded: to decode them is work for the job's threads.
 """
 
 import dataclasses
@@ -9,25 +9,27 @@ import os
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Int64, UInt8
+from jaxtyping import Int32, Int64
 
-from oneshot_dp.configs.errors import InputError, RunError, escaped
+from oneshot_dp.configs.errors import escaped
 from oneshot_dp.configs.extract_config import EXAMPLE
-from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.file_format import ImageData
+from oneshot_dp.extract.sources.formats import format_of
 from oneshot_dp.extract.sources.listed_files import File
-
-Image = bytes | UInt8[np.ndarray, "h w c"]
-"""The bytes of an image file, or pixels, uint8 [h, w, 3 or 1]."""
 
 
 class Example(NamedTuple):
-  """One labelled image: class index, itself, and whose it is.
+  """One labeled image.
 
-  `unit_id` is None where the privacy unit is an example.
+  Attributes:
+    label: class index, from 0.
+    image: the bytes of its file, or its pixels, uint8 [h, w, 3 or 1].
+    unit_id: the number of the privacy unit that owns it; None where the unit is
+      an example.
   """
 
   label: int
-  image: Image
+  image: ImageData
   unit_id: int | None = None
 
 
@@ -36,9 +38,9 @@ class Source:
   """One split of a data set: `source[i]` for i in range(len(source)).
 
   *Formal guarantees*: `source[i]` is the same example at every run and in every
-  process, or an error: InputError where it is no labelled image, RunError where
-  it cannot be read any more or is not what was listed. Each example of the
-  split is at exactly one index. Any number of threads may read at once.
+  process, or an error: InputError where it is not a labeled image, RunError
+  where it cannot be read any more or is not what was listed. Each example of
+  the split is at exactly one index. Any number of threads may read at once.
 
   Attributes:
     name, split: public names.
@@ -49,10 +51,11 @@ class Source:
     unit_ids: whose each example is; None where the unit is an example.
     root: the folder that paths are relative to, or "".
     files: in order, with their sizes (bytes) and versions.
-    columns: of each file the column or array of its images, or "" where its
-      bytes are.
-    at: of each example its file; then start and bytes in it, of Parquet row
-      group and row, of an npz row and 0.
+    columns: of each file the column or array of its images, or "" where the
+      images are bytes of the file itself.
+    locations: of each example the number of its file, then the two numbers by
+      which the file's format finds it: start and size in bytes of an image file
+      or a member of a tar, row group and row of Parquet, row and 0 of an npz.
   """
 
   name: str
@@ -64,7 +67,7 @@ class Source:
   root: str = ""
   files: tuple[File, ...]
   columns: tuple[str, ...]
-  at: Int64[np.ndarray, "_ 3"]
+  locations: Int64[np.ndarray, "_ 3"]
 
   def __len__(self) -> int:
     return len(self.labels)
@@ -75,31 +78,23 @@ class Source:
     unit_id = None if self.unit_ids is None else int(self.unit_ids[index])
     return Example(int(self.labels[index]), self.image(index), unit_id)
 
-  def image(self, index: int) -> Image:
-    """What is there, undecoded."""
-    number, first, second = self.at[index].tolist()
-    column, (path, *state) = self.columns[number], self.files[number]
-    file = File(os.path.join(self.root, path), *state)
-    if not column:
-      return listed_files.read(file, first, second)
-    try:
-      if file.path.lower().endswith(".npz"):
-        from oneshot_dp.extract.sources.archives import read_array
-
-        return read_array(file, column)[first]
-      from oneshot_dp.extract.sources.parquet import read_cell
-
-      return read_cell(file, column, first, second)
-    except InputError as error:
-      raise RunError(f"cannot be read any more: {error}") from error
+  def image(self, index: int) -> ImageData:
+    """The image of an example, undecoded."""
+    number, first, second = self.locations[index].tolist()
+    listed = self.files[number]
+    file = listed._replace(path=os.path.join(self.root, listed.path))
+    kind = format_of(file.path)
+    return kind.read_image(file, self.columns[number], first, second)
 
   def name_of(self, index: int) -> str:
-    """Where it is, by the names of files: a path, or FILE[row]."""
-    number = self.at[index, 0]
-    row = index - np.searchsorted(self.at[:, 0], number)
+    """Where an example is, by the names of files: a path, or FILE[row]."""
+    number = self.locations[index, 0]
     path = os.path.join(self.root, self.files[number].path)
-    return f"{path}[{row}]" if listed_files.is_table(path) else path
+    if not format_of(path).is_table:
+      return path
+    first_row = np.searchsorted(self.locations[:, 0], number)
+    return f"{path}[{index - first_row}]"
 
   def display_path(self, index: int) -> str:
-    """The same for an error's line, escaped."""
+    """The same for an error's line, with control characters escaped."""
     return escaped(self.name_of(index), but="")

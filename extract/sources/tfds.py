@@ -20,8 +20,10 @@ from oneshot_dp.configs.extract_config import (
   SourceConfig,
   check_unit_name,
 )
-from oneshot_dp.extract.sources.labels import chosen, class_names
+from oneshot_dp.extract.files import open_regular
+from oneshot_dp.extract.sources.labels import class_names, resolve_choice
 from oneshot_dp.extract.sources.listed_files import File
+from oneshot_dp.extract.sources.memory import MAX_COLUMN_BYTES
 from oneshot_dp.extract.sources.source import Example, Source
 
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
@@ -29,10 +31,11 @@ _F = tfds.features
 
 
 class Tfds(Source):
-  """A split, in the order of its ArrayRecord files, fixed when prepared.
+  """A split of a TFDS data set, in the order of its ArrayRecord files.
 
-  Labels and units are read with the images: `labels` says how many there are,
-  and `columns` the features of image, label and unit; `root` is where it is.
+  Labels and units are read with the images: the length of `labels` says how
+  many examples there are. `columns` are the features of image, label and, where
+  there is one, unit; `root` is the folder of the prepared data set.
   """
 
   def __getitem__(self, index: int) -> Example:
@@ -42,27 +45,37 @@ class Tfds(Source):
     try:
       record = records[index]
     except RuntimeError as error:
-      said = f"{self.display_path(index)} cannot be read: {one_line(error)}."
-      raise RunError(said) from error
+      raise RunError(
+        f"{self.display_path(index)} cannot be read: {one_line(error)}."
+      ) from error
     row = features.deserialize_example_np(record, decoders=decoders)
-    image, label, *unit = (row[key] for key in self.columns)
+    image_key, label_key, *unit_keys = self.columns
+    label = int(row[label_key])
     if not 0 <= label < len(self.class_names):
       raise InputError(
         f"{self.display_path(index)} has a label that is none of its"
-        f" {len(self.class_names)} classes: TFDS marks unlabelled examples so,"
+        f" {len(self.class_names)} classes: TFDS marks unlabeled examples so,"
         " choose another split."
       )
-    return Example(int(label), image, int(unit[0]) if unit else None)
+    unit_id = int(row[unit_keys[0]]) if unit_keys else None
+    return Example(label, row[image_key], unit_id)
 
   def name_of(self, index: int) -> str:
-    """Where it is: NAME/SPLIT[index]."""
+    """Where an example is: NAME/SPLIT[index]."""
     return f"{self.name}/{self.split}[{index}]"
+
+  def open(self) -> None:
+    """Opens the records in this process, before any is asked for.
+
+    RunError: they are not those that were listed.
+    """
+    _ = self._opened
 
   @functools.cached_property
   def _opened(self) -> tuple[Any, Any, Any]:
-    """Its records, and how to read them, in this process."""
-    builder = _prepared(self.root, None)
-    if _files(builder, self.split) != self.files:
+    """The records, and what parses them, in this process."""
+    builder = _prepared_builder(self.root, None)
+    if _files_of(builder, self.split) != self.files:
       raise RunError(
         f"{self.name}, {self.split}, is not here what it was where the job was"
         " started: give every worker the same files."
@@ -76,40 +89,51 @@ class Tfds(Source):
     return records, _F.FeaturesDict(features), decoders
 
 
-def open_tfds(settings: SourceConfig) -> Tfds:
+def open_tfds(config: SourceConfig) -> Tfds:
   """A TFDS data set as a source, downloaded and prepared if need be.
 
-  InputError: there is none, or it has no such split of labelled images.
-  RunError: TFDS cannot download or prepare it.
+  Raises:
+    InputError: there is none, or it has no such split of labeled images.
+    RunError: TFDS cannot download or prepare it.
   """
-  asked = settings.location[0].removeprefix("tfds:")
-  builder = _prepared(asked, settings.data_dir)
-  features = dict(getattr(builder.info.features, "items", dict)())
+  place = config.location[0].removeprefix("tfds:")
+  builder = _prepared_builder(place, config.data_dir)
+  features: dict[str, Any] = {}
+  if isinstance(builder.info.features, _F.FeaturesDict):
+    features = dict(builder.info.features.items())
 
-  def feature(flag: str, key: str | None, fits: Callable[[Any], bool]) -> str:
-    return chosen(asked, flag, key, [k for k, f in features.items() if fits(f)])
+  def resolve_feature(
+    flag: str, asked: str | None, is_fit: Callable[[Any], bool]
+  ) -> str:
+    fitting = [key for key, feature in features.items() if is_fit(feature)]
+    return resolve_choice(place, flag, asked, fitting)
 
-  image = feature("--image", settings.image, _is_image)
-  label = feature("--label", settings.label, _names_classes)
-  keys = image, label
-  if settings.units is not None:
-    check_unit_name(settings.units)
-    keys += (feature("--units", settings.units, _is_integer),)
-  full, version = builder.info.full_name, str(builder.version)
-  splits = {k: s for k, s in builder.info.splits.items() if s.num_examples}
-  split = chosen(f"tfds:{full}", "--split", settings.split, sorted(splits))
-  source = Tfds(
-    name=settings.name or full.removesuffix(f"/{version}"),
-    split=split,
-    class_names=class_names(features[label].names, settings, asked),
-    unit=settings.units or EXAMPLE,
-    labels=np.zeros(splits[split].num_examples, np.int32),
-    root=os.path.abspath(builder.data_dir),
-    files=_files(builder, split),
-    columns=keys,
-    at=np.zeros((0, 3), np.int64),
+  image = resolve_feature("--image", config.image, _is_image)
+  label = resolve_feature("--label", config.label, _names_classes)
+  columns = [image, label]
+  if config.units is not None:
+    check_unit_name(config.units)
+    columns.append(resolve_feature("--units", config.units, _is_integer))
+  full_name = builder.info.full_name
+  sizes: dict[str, int] = {}
+  for name, info in builder.info.splits.items():
+    if info.num_examples:
+      sizes[name] = info.num_examples
+  split = resolve_choice(
+    f"tfds:{full_name}", "--split", config.split, sorted(sizes)
   )
-  _ = source._opened  # so that it can be
+  source = Tfds(
+    name=config.name or full_name.removesuffix(f"/{builder.version}"),
+    split=split,
+    class_names=class_names(features[label].names, config, place),
+    unit=config.units or EXAMPLE,
+    labels=np.zeros(sizes[split], np.int32),
+    root=os.path.abspath(builder.data_dir),
+    files=_files_of(builder, split),
+    columns=tuple(columns),
+    locations=np.zeros((0, 3), np.int64),
+  )
+  source.open()
   return source
 
 
@@ -129,45 +153,71 @@ def _is_integer(feature: Any) -> bool:
   return feature.shape == () and dtype.kind in "iu" and dtype != np.uint64
 
 
-def _files(builder: Any, split: str) -> tuple[File, ...]:
-  parts = builder.info.splits[split].file_instructions
-  paths = [part.filename for part in parts]
+def _files_of(builder: Any, split: str) -> tuple[File, ...]:
+  """The files of a split, with their sizes."""
+  files: list[File] = []
+  for part in builder.info.splits[split].file_instructions:
+    path = part.filename
+    try:
+      files.append(File(os.path.basename(path), os.path.getsize(path), 0))
+    except OSError as error:
+      raise RunError(
+        f"{path!r} cannot be read: {error.strerror}; prepare the data set"
+        " again."
+      ) from error
+  return tuple(files)
+
+
+def _prepared_builder(place: str, data_dir: str | None) -> Any:
+  """The builder of a data set, whose data are on disk as ArrayRecord.
+
+  Args:
+    place: NAME, NAME/CONFIG:VERSION, or the folder of a prepared data set.
+    data_dir: where TFDS keeps its data sets; None is TFDS's own default.
+  """
+  if os.path.isdir(place):
+    _check_metadata(place)
+  # Code of any data set runs here, and fails as it likes.
   try:
-    return tuple(
-      File(os.path.basename(p), os.path.getsize(p), 0) for p in paths
-    )
-  except OSError as error:
-    reason = f"cannot be read: {error.strerror}; prepare the data set again."
-    raise RunError(f"{error.filename!r} {reason}") from error
-
-
-def _prepared(asked: str, data_dir: str | None) -> Any:
-  """The builder of a data set, whose data are on disk as ArrayRecord."""
-  try:  # Code of any data set runs here, and fails as it likes.
-    if os.path.isdir(asked):
-      builder = tfds.builder_from_directory(asked)
+    if os.path.isdir(place):
+      builder = tfds.builder_from_directory(place)
     else:
-      builder = tfds.builder(asked, data_dir=data_dir)
+      builder = tfds.builder(place, data_dir=data_dir)
     if not builder.is_prepared():
       tfds.display_progress_bar(sys.stderr.isatty())
       builder.download_and_prepare(file_format=_ARRAY_RECORD)
   except Exception as error:
-    not_found = tfds.core.DatasetNotFoundError
-    is_asked = isinstance(error, (ValueError, AssertionError, not_found))
-    raise (InputError if is_asked else RunError)(
-      f"tfds:{asked} cannot be opened or prepared; check name, config and"
+    message = (
+      f"tfds:{place} cannot be opened or prepared; check name, config and"
       f" version: {one_line(error)}."
-    ) from error
-  place = builder.data_dir
+    )
+    not_found = tfds.core.DatasetNotFoundError
+    if isinstance(error, (ValueError, AssertionError, not_found)):
+      raise InputError(message) from error
+    raise RunError(message) from error
   # TFDS leaves a folder alone that is there already, whatever is in it.
+  folder = builder.data_dir
   if not builder.is_prepared():
-    raise InputError(f"{place!r} has no dataset_info.json: delete the folder.")
+    raise InputError(f"{folder!r} has no dataset_info.json: delete the folder.")
   formats = builder.info.available_file_formats()
   if _ARRAY_RECORD not in formats:
-    found = ", ".join(sorted(each.value for each in formats))
+    names = ", ".join(sorted(kind.value for kind in formats))
     raise InputError(
-      f"{place!r} is prepared as {found}, not to be read by index: prepare it"
+      f"{folder!r} is prepared as {names}, not to be read by index: prepare it"
       " in another --data-dir, or run tfds convert_format"
-      f" --dataset_version_dir={place} --out_file_format=array_record."
+      f" --dataset_version_dir={folder} --out_file_format=array_record."
     )
   return builder
+
+
+def _check_metadata(folder: str) -> None:
+  """Raises InputError where a file that TFDS would read whole is not sound.
+
+  The names of classes are a text file, and what the data set is are JSON files;
+  in a folder from somewhere else they may be a device, or a file of terabytes
+  that takes no room on the disk.
+  """
+  for entry in os.scandir(folder):
+    if entry.name.endswith((".txt", ".json")):
+      with open_regular(entry.path, MAX_COLUMN_BYTES >> 4):
+        pass

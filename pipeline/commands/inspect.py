@@ -144,13 +144,16 @@ def _answer(
 
 
 def _inspect_images(flags: Flags) -> Answer:
+  from oneshot_dp.configs.extract_config import SourceConfig
   from oneshot_dp.extract.sources.describe import describe_images
 
   report = describe_images(
-    flags.path,
-    class_names=flags.class_names,
-    num_classes=flags.num_classes,
-    units=flags.units,
+    SourceConfig(
+      location=flags.path,
+      class_names=flags.class_names,
+      num_classes=flags.num_classes,
+      units=flags.units,
+    )
   )
   facts = {"kind": "images", **dataclasses.asdict(report)}
   return _answer(report.text, facts, report.faults)

@@ -7,12 +7,12 @@ import pytest
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract import files, storage
 from tests.extract.refusals import refused
-from tests.extract.sources.made import write
+from tests.extract.sources.fixtures import write_files
 
 
 def test_what_is_listed(tmp_path):
-  write(tmp_path, "a/x", data=b"x")
-  write(tmp_path, "a/b/y", data=b"yy")
+  write_files(tmp_path, "a/x", data=b"x")
+  write_files(tmp_path, "a/b/y", data=b"yy")
   (tmp_path / "link").symlink_to(tmp_path / "a" / "x")
   (tmp_path / "gone").symlink_to(tmp_path / "none")
   (tmp_path / "zero").symlink_to("/dev/zero")

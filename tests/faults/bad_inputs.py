@@ -25,7 +25,7 @@ from oneshot_dp.extract.cache.format import INFO_FILE, sha256_of
 from oneshot_dp.pipeline.cli import COMMANDS, main
 from oneshot_dp.pipeline.cli.program import load_command
 from oneshot_dp.pipeline.heads.model_card import render_card
-from tests.extract.sources.made import png, write_table
+from tests.extract.sources.fixtures import encode_png, write_table
 from tests.faults.harness import damaged, odd_files
 from tests.pipeline.image_heads import ROOT, digits
 from tests.sample_caches import clusters
@@ -86,7 +86,7 @@ def make(folder):
   pixels = [each[..., 0] for each in image]
   rows = {"label": [*map(int, label)], "who": [i // 4 for i in range(40)]}
   for kind in "tar", "parquet":
-    write_table(folder / f"photos.{kind}", [*map(png, pixels)], **rows)
+    write_table(folder / f"photos.{kind}", [*map(encode_png, pixels)], **rows)
   owners = ["file,who"]
   for i, each in enumerate(pixels):
     path = Path("photos", str(label[i]), f"{i}.{('png', 'jpg')[i % 2]}")

@@ -10,7 +10,7 @@ from oneshot_dp.configs.extract_config import (
   PreprocessConfig,
   SourceConfig,
 )
-from tests.extract.sources.made import png
+from tests.extract.sources.fixtures import encode_png
 
 N = 70  # three shards of 32, 32 and 6; no multiple of a batch
 CLASSES = ("cat", "dog", "ox")
@@ -36,7 +36,7 @@ def write_folder(
   rng = np.random.default_rng(n)
   paths = []
   for i in range(n):
-    image = png(rng.integers(0, 256, (side, side, 3), np.uint8))
+    image = encode_png(rng.integers(0, 256, (side, side, 3), np.uint8))
     path = folder / CLASSES[i * len(CLASSES) // n] / f"{i:04d}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(image[: 40 if i in bad else None])

@@ -1,117 +1,176 @@
-"""What `inspect` says of images is what an extraction would meet."""
+"""What `inspect` reports of images is what an extraction would meet."""
 
 import os
+import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.sources.describe import describe_images
-from tests.extract.sources.made import arrays, opened, png, write, write_table
+from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.extract.sources.describe import ImagesReport, describe_images
+from tests.extract.sources.fixtures import (
+  encode_png,
+  make_arrays,
+  open_dataset,
+  write_files,
+  write_table,
+)
 
 
-def test_a_folder_with_all_that_can_be_wrong(tmp_path):
+def describe(*paths: Any, **flags: Any) -> ImagesReport:
+  location = tuple(str(path) for path in paths)
+  return describe_images(SourceConfig(location=location, **flags))
+
+
+@pytest.fixture
+def spoiled(tmp_path) -> pathlib.Path:
+  """A folder of classes with all that can be wrong in one."""
   pets = tmp_path / "pets"
-  write(pets, "a/1.png", "a/2.png", data=png())
-  write(pets, "b/x/3.png", "b/4.png", data=png(1))
-  write(pets, "b/cut.png", data=png(7)[:-30])
-  write(pets, "stray.png", data=png(9))
-  write(pets, "a/n\x1b.heic")
+  write_files(pets, "a/1.png", "a/2.png", data=encode_png())
+  write_files(pets, "b/x/3.png", "b/4.png", data=encode_png(1))
+  write_files(pets, "b/cut.png", data=encode_png(7)[:-30])
+  write_files(pets, "stray.png", data=encode_png(9))
+  write_files(pets, "a/n\x1b.heic")
   (pets / "empty").mkdir()
   (pets / "b/gone.png").symlink_to("nowhere")
   (pets / "b/up").symlink_to(pets)
   os.mkfifo(pets / "b/pipe.jpg")
-  found = describe_images([str(pets)])
-  assert found.num_images == 6
-  assert found.sizes == ["5 x 4"] * 3
-  assert found.passed_over == [r"a/n\x1b.heic"]
-  assert found.duplicates == [
-    f"{pets}/a/1.png = {pets}/a/2.png",
-    f"{pets}/b/4.png = {pets}/b/x/3.png",
-  ]
-  faults = "\n".join(found.faults)
-  for said in (
-    *("'b/gone.png': leads nowhere", "'b/up': leads", "'b/pipe.jpg': leads"),
-    *("'stray.png': in no class", "without an image: 'empty'"),
-    f"{pets}/b/cut.png: image cannot be decoded",
+  return pets
+
+
+def test_every_fault_of_a_folder_is_named(spoiled):
+  faults = "\n".join(describe(spoiled).faults)
+  for fault in (
+    "'b/gone.png': leads nowhere",
+    "'b/up': leads",
+    "'b/pipe.jpg': leads",
+    "'stray.png': in no class",
+    "without an image: 'empty'",
+    f"{spoiled}/b/cut.png: image cannot be decoded",
   ):
-    assert said in faults
-  assert found.text.replace("\n", "").isprintable()
+    assert fault in faults
   with pytest.raises(InputError):
-    opened(pets)
+    open_dataset(spoiled)
 
 
-def test_a_sound_folder_with_splits(tmp_path):
-  for i, name in enumerate(("train/a/1.png", "train/b/2.png", "test/a/3.png")):
-    write(tmp_path, name, data=png(i))
-  write(tmp_path, "test/b/4.png", data=png(np.zeros((9, 2, 3), np.uint8)))
-  found = describe_images([str(tmp_path)])
-  assert not [*found.faults, *found.owners]
+def test_a_folder_with_faults_is_described_all_the_same(spoiled):
+  report = describe(spoiled)
+  assert report.num_images == 6
+  assert report.sizes == ["5 x 4"] * 3
+  assert report.passed_over == [r"a/n\x1b.heic"]
+  assert report.duplicates == [
+    f"{spoiled}/a/1.png = {spoiled}/a/2.png",
+    f"{spoiled}/b/4.png = {spoiled}/b/x/3.png",
+  ]
+  assert report.text.replace("\n", "").isprintable()
+
+
+def test_a_sound_folder_has_counts_and_sizes_of_each_split(tmp_path):
+  for i, path in enumerate(("train/a/1.png", "train/b/2.png", "test/a/3.png")):
+    write_files(tmp_path, path, data=encode_png(i))
+  tall = encode_png(np.zeros((9, 2, 3), np.uint8))
+  write_files(tmp_path, "test/b/4.png", data=tall)
+  report = describe(tmp_path)
+  assert not report.faults
+  assert not report.owners
   counts = {"a": 1, "b": 1}
-  assert found.classes == {"test": counts, "train": counts}
-  assert found.sizes == ["2 x 4", "5 x 4", "5 x 9"]
-  said = "2 images in classes\n  a  1\n  b  1\n"
-  assert f"split test: {said}split train: {said}" in found.text
+  assert report.classes == {"test": counts, "train": counts}
+  assert report.sizes == ["2 x 4", "5 x 4", "5 x 9"]
+  lines = "2 images in classes\n  a  1\n  b  1\n"
+  assert f"split test: {lines}split train: {lines}" in report.text
 
 
-@pytest.mark.parametrize("kind", ["parquet", "tar"])
-def test_tables(tmp_path, kind):
-  images = [png(1), b"no image", png(1)]
-  path = tmp_path / f"x-train.{kind}"
+@pytest.fixture(params=["parquet", "tar"])
+def table(request, tmp_path) -> pathlib.Path:
+  """Three images, of which one is broken and two are equal."""
+  path = tmp_path / f"x-train.{request.param}"
+  images = [encode_png(1), b"no image", encode_png(1)]
   write_table(path, images, ["cat", "dog"], label=[0, 1, 1])
-  write(tmp_path, "readme.txt")
-  found = describe_images([str(tmp_path)])
-  assert (found.num_images, len(found.duplicates)) == (3, 1)
-  assert found.passed_over == ["readme.txt"]
-  (broken,) = found.faults
+  write_files(tmp_path, "readme.txt")
+  return path
+
+
+def test_broken_and_equal_images_of_a_table_are_named(table):
+  report = describe(table.parent)
+  assert (report.num_images, len(report.duplicates)) == (3, 1)
+  assert report.passed_over == ["readme.txt"]
+  (broken,) = report.faults
   assert "8 bytes that are not a readable" in broken
-  if kind == "tar":  # A tar names no classes; that is nothing broken.
-    assert "names no classes" in found.notes[0]
+
+
+def test_a_table_without_class_names_needs_a_flag_and_is_not_broken(table):
+  report = describe(table.parent)
+  if table.suffix == ".tar":
+    assert "names no classes" in report.notes[0]
   else:
-    assert "split train: 3 images in classes\n  cat  1\n  dog  2" in found.text
-  write(tmp_path, f"y-train.{kind}")
-  found = describe_images([str(tmp_path)])
-  assert found.num_images == 3
-  assert any("y-train" in fault for fault in found.faults)
+    lines = "split train: 3 images in classes\n  cat  1\n  dog  2"
+    assert lines in report.text
 
 
-def test_an_npz(tmp_path):
-  values = {f"test_{key}": each for key, each in arrays(4).items()}
+def test_a_broken_table_beside_a_sound_one_is_named(table):
+  write_files(table.parent, f"y-train{table.suffix}")
+  report = describe(table.parent)
+  assert report.num_images == 3
+  assert any("y-train" in fault for fault in report.faults)
+
+
+def test_the_splits_in_an_npz_are_described(tmp_path):
+  values: dict[str, Any] = {}
+  for key, value in make_arrays(4).items():
+    values[f"test_{key}"] = value
   values["test_image"][2] = values["test_image"][0]
   path = tmp_path / "x.npz"
   np.savez(path, **values, class_names=values["test_class_names"])
-  found = describe_images([str(path)])
-  assert "split test: 4 images in classes\n  cat  2\n  dog  1" in found.text
-  assert found.duplicates == [f"{path}[0] = {path}[2]"]
-  assert not found.faults
+  report = describe(path)
+  assert "split test: 4 images in classes\n  cat  2\n  dog  1" in report.text
+  assert report.duplicates == [f"{path}[0] = {path}[2]"]
+  assert not report.faults
 
 
-def test_what_is_not_there_or_has_nothing(tmp_path):
-  with pytest.raises(InputError, match="is not there"):
-    describe_images([str(tmp_path / "gone")])
-  write(tmp_path, "a/notes.txt", "x.npz")
-  for name, said in ("a", "give a folder of a folder"), ("x.npz", "npz"):
-    assert said in describe_images([str(tmp_path / name)]).faults[0]
+def test_a_path_that_does_not_exist_is_refused(tmp_path):
+  with pytest.raises(InputError, match="does not exist"):
+    describe(tmp_path / "gone")
 
 
-@pytest.mark.parametrize("kind", ["folder", "parquet", "tar"])
-def test_whose_the_images_are(tmp_path, kind):
-  """As an extraction with the same flags would have it."""
-  flags, owners = {"units": "patient"}, ["ann", "bo", "ann", "ann"]
-  if kind == "folder":
-    flags = {"units": "/(?P<patient>[^/_]+)_"}
-    for i, owner in enumerate(owners):
-      write(tmp_path, f"train/{'ab'[i % 2]}/{owner}_{i}.png", data=png(i))
-  else:
-    table = {"label": [0, 1, 0, 1], "patient": owners}
-    path = tmp_path / f"train.{kind}"
-    write_table(path, [png(i) for i in range(4)], ["a", "b"], **table)
-    flags |= {"class_names": ("a", "b")}
-  found = describe_images([str(tmp_path)], **flags)
-  assert not found.faults + found.notes
-  assert found.classes == {"train": {"a": 2, "b": 2}}
-  said = {"unit": "patient", "number": 2, "most": 3}
-  assert found.owners == {"train": said}
-  assert "owners (patient): 2, of 3 images at most" in found.text
-  found = describe_images([str(tmp_path)], **flags | {"units": "(?P<a>q)"})
-  assert "(?P<a>q)" in found.faults[0]
+@pytest.mark.parametrize(
+  ("place", "fault"), [("a", "give a folder of a folder"), ("x.npz", "npz")]
+)
+def test_a_place_without_images_is_a_fault(tmp_path, place, fault):
+  write_files(tmp_path, "a/notes.txt", "x.npz")
+  assert fault in describe(tmp_path / place).faults[0]
+
+
+OWNERS = ["ann", "bo", "ann", "ann"]
+PATTERN = "/(?P<patient>[^/_]+)_"
+
+
+@pytest.fixture(params=["folder", "parquet", "tar"])
+def owned(request, tmp_path) -> dict[str, Any]:
+  """Writes images of two patients; returns the flags that name them."""
+  if request.param == "folder":
+    for i, owner in enumerate(OWNERS):
+      path = f"train/{'ab'[i % 2]}/{owner}_{i}.png"
+      write_files(tmp_path, path, data=encode_png(i))
+    return {"units": PATTERN}
+  path = tmp_path / f"train.{request.param}"
+  images = [encode_png(i) for i in range(4)]
+  labels = [0, 1, 0, 1]
+  write_table(path, images, ["a", "b"], label=labels, patient=OWNERS)
+  return {"units": "patient", "class_names": ("a", "b")}
+
+
+def test_owners_are_counted_as_an_extraction_would(owned, tmp_path):
+  report = describe(tmp_path, **owned)
+  assert not report.faults
+  assert not report.notes
+  assert report.classes == {"train": {"a": 2, "b": 2}}
+  owners = {"unit": "patient", "number": 2, "most": 3}
+  assert report.owners == {"train": owners}
+  assert "owners (patient): 2, of 3 images at most" in report.text
+
+
+def test_units_that_fit_no_image_are_a_fault(owned, tmp_path):
+  report = describe(tmp_path, **owned | {"units": "(?P<a>q)"})
+  assert "(?P<a>q)" in report.faults[0]

@@ -9,103 +9,176 @@ from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.sources.open_source import serialize_source
 from oneshot_dp.extract.sources.source import Source
 from tests.extract.refusals import refused
-from tests.extract.sources.made import again, opened, write
+from tests.extract.sources.fixtures import (
+  open_dataset,
+  reopen_from_listing,
+  write_files,
+)
+
+IMAGES = ("a/x.JPG", "a/y.jpeg", "b/deep/t.bmp", "b/u.Png", "b/z.jpe")
+OTHERS = ("a/notes.txt", "a/deep/2.HEIC", "README.md", "a/7.\x1b[2J")
+IGNORED = (
+  ".5.png",
+  ".git/x/3.png",
+  "a/.hidden.png",
+  "a/.cache/4.png",
+  "__MACOSX/a/6.png",
+)
+NO_UTF8 = os.fsdecode(b"b/\xff.png")
 
 
-def images(source: Source) -> list[str]:
+@pytest.fixture
+def birds(tmp_path) -> pathlib.Path:
+  """Five images and one with an odd name, among files that are none."""
+  folder = tmp_path / "birds"
+  write_files(folder, *IMAGES, *OTHERS, *IGNORED)
+  (folder / NO_UTF8).write_bytes(b"x")
+  return folder
+
+
+def contents(source: Source) -> list[str]:
   return [bytes(source[i].image).decode() for i in range(len(source))]
 
 
-def test_reads_files_undecoded_and_passes_over_others(
-  tmp_path, monkeypatch, capsys
-):
-  names = ["a/x.JPG", "a/y.jpeg", "b/deep/t.bmp", "b/u.Png", "b/z.jpe"]
-  birds = tmp_path / "birds"
-  write(
-    birds,
-    *(*names, "a/notes.txt", "a/deep/2.HEIC", "README.md", ".5.png"),
-    *(".git/x/3.png", "a/.hidden.png", "a/.cache/4.png", "__MACOSX/a/6.png"),
-    "a/7.\x1b[2J",
-  )
-  (birds / os.fsdecode(b"b/\xff.png")).write_bytes(b"x")
-  found = opened(birds)
-  told = capsys.readouterr().err
-  assert r": 4 files, .\x1b[2j, .heic, .md, .txt" in told
-  assert (found.name, found.split, found.unit) == ("birds", "all", "example")
-  assert found.class_names == ("a", "b")
-  assert [found[i].label for i in range(6)] == [0, 0, 1, 1, 1, 1]
-  for source in (found, again(found)):
-    assert images(source) == [*names, "x"]
-    for i in range(5):
-      assert (
-        source[i].image == pathlib.Path(source.display_path(i)).read_bytes()
-      )
-    assert source.display_path(5).endswith(r"b/\udcff.png")
-  for index in (-1, 6):
-    with pytest.raises(IndexError, match=f"{index} is not in"):
-      found[index]
+def test_a_folder_of_classes_has_its_images_as_examples(birds):
+  source = open_dataset(birds)
+  assert (source.name, source.split, source.unit) == ("birds", "all", "example")
+  assert source.class_names == ("a", "b")
+  assert [example.label for example in source] == [0, 0, 1, 1, 1, 1]
+  assert contents(source) == [*IMAGES, "x"]
+
+
+def test_a_worker_reads_the_same_files(birds):
+  source = reopen_from_listing(open_dataset(birds))
+  assert contents(source) == [*IMAGES, "x"]
+  for i in range(5):
+    path = pathlib.Path(source.display_path(i))
+    assert source[i].image == path.read_bytes()
+  assert source.display_path(5).endswith(r"b/\udcff.png")
+
+
+def test_files_that_are_no_images_are_reported(birds, capsys):
+  open_dataset(birds)
+  message = capsys.readouterr().err
+  assert r": 4 files, .\x1b[2j, .heic, .md, .txt" in message
+
+
+@pytest.mark.parametrize("index", [-1, 6])
+def test_an_index_outside_of_a_source_is_an_index_error(birds, index):
+  with pytest.raises(IndexError, match=f"{index} is not in"):
+    open_dataset(birds)[index]
+
+
+def test_a_data_set_is_named_after_its_folder_or_a_flag(birds, monkeypatch):
   monkeypatch.chdir(birds)
-  assert opened(".").name == "birds"
-  assert opened(f"{birds}/", name="Birds of 1838").name[-4:] == "1838"
+  assert open_dataset(".").name == "birds"
+  source = open_dataset(f"{birds}/", name="Birds of 1838")
+  assert source.name == "Birds of 1838"
 
 
-def test_splits_are_folders(tmp_path):
+@pytest.fixture
+def pets(tmp_path) -> pathlib.Path:
+  """Splits train, with two classes, and test, with images in one of them."""
+  folder = tmp_path / "pets"
+  write_files(folder, "train/a/1.png", "train/b/2.png", "test/a/3.png")
+  write_files(folder, "test/b/x")
+  return folder
+
+
+def test_a_split_has_the_images_of_its_folder(pets):
+  source = open_dataset(pets, split="train")
+  assert contents(source) == ["train/a/1.png", "train/b/2.png"]
+
+
+def test_the_folder_of_a_split_is_that_split_of_its_data_set(pets):
   """No two names may be of the same images."""
-  root = tmp_path / "pets"
-  write(root, "train/a/1.png", "train/b/2.png", "test/a/3.png", "test/b/x")
-  train = ["train/a/1.png", "train/b/2.png"]
-  assert images(opened(root, split="train")) == train
-  alone = opened(root / "train")
-  assert (alone.name, alone.split) == ("pets", "train")
+  source = open_dataset(pets / "train")
+  assert (source.name, source.split) == ("pets", "train")
+
+
+def test_a_class_without_an_image_is_refused(pets):
   with refused("classes without an image: 'b'"):
-    opened(root, split="test")
-  found = opened(root, split="test", class_names=("c", "b", "a"))
-  assert images(found) == ["test/a/3.png"]
-  assert found.class_names == ("a", "b", "c")
-  for split in (None, "val", "all"):
-    with refused("give --split test or train"):
-      opened(root, split=split)
-  write(tmp_path, "one/train/a/1.png", "none/a/1.png", "none/b/2.png")
-  assert opened(tmp_path / "one").split == "train"
-  none = tmp_path / "none"
-  assert opened(none).split == opened(none, split="all").split == "all"
-  for split in ("train", "cat", "All"):
-    with refused(f"no --split '{split}'.*--rows"):
-      opened(none, split=split)
-  for split in ("train[:10]", "../other", "", ".."):
-    with refused("--split"):
-      opened(none, split=split)
+    open_dataset(pets, split="test")
 
 
-def test_order_is_that_of_the_bytes_of_the_paths(tmp_path):
+def test_class_names_may_name_classes_without_an_image(pets):
+  source = open_dataset(pets, split="test", class_names=("c", "b", "a"))
+  assert contents(source) == ["test/a/3.png"]
+  assert source.class_names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("split", [None, "val", "all"])
+def test_one_of_several_splits_must_be_chosen(pets, split):
+  with refused("give --split test or train"):
+    open_dataset(pets, split=split)
+
+
+def test_an_only_split_needs_no_flag(tmp_path):
+  write_files(tmp_path, "one/train/a/1.png")
+  assert open_dataset(tmp_path / "one").split == "train"
+
+
+@pytest.mark.parametrize("split", [None, "all"])
+def test_a_folder_without_splits_is_the_split_all(tmp_path, split):
+  write_files(tmp_path, "a/1.png", "b/2.png")
+  assert open_dataset(tmp_path, split=split).split == "all"
+
+
+@pytest.mark.parametrize("split", ["train", "cat", "All"])
+def test_a_split_that_a_folder_lacks_is_refused(tmp_path, split):
+  write_files(tmp_path, "a/1.png", "b/2.png")
+  with refused(f"no --split '{split}'.*--rows"):
+    open_dataset(tmp_path, split=split)
+
+
+@pytest.mark.parametrize("split", ["train[:10]", "../other", "", ".."])
+def test_a_split_that_is_no_name_is_refused(tmp_path, split):
+  write_files(tmp_path, "a/1.png", "b/2.png")
+  with refused("--split"):
+    open_dataset(tmp_path, split=split)
+
+
+def test_examples_are_in_the_order_of_the_bytes_of_their_paths(tmp_path):
   folders = ("0", "Z", "_", "a", "a b", "a-", "a.b", "é")
-  every = [f"{f}/{name}.png" for f in folders for name in ("~", "b-", "b", "é")]
-  write(tmp_path, *every)
-  found = opened(tmp_path)
-  assert images(found) == sorted(every, key=os.fsencode)
-  assert found.class_names == folders
-  for label, image, _ in found:
+  paths = [f"{f}/{name}.png" for f in folders for name in ("~", "b-", "b", "é")]
+  write_files(tmp_path, *paths)
+  source = open_dataset(tmp_path)
+  assert contents(source) == sorted(paths, key=os.fsencode)
+  assert source.class_names == folders
+  for label, image, _ in source:
     assert image.decode().split("/")[0] == folders[label]
 
 
-def test_links_are_followed_but_to_what_is_no_file(tmp_path):
-  """Nothing is waited for, and no class goes with a link that leads nowhere."""
-  write(tmp_path, "store/1.png", "store/more/2.png", "root/a/3.png")
+@pytest.fixture
+def linked(tmp_path) -> pathlib.Path:
+  """A folder of links to images, and to a folder of images."""
+  write_files(tmp_path, "store/1.png", "store/more/2.png", "root/a/3.png")
   root = tmp_path / "root"
   (root / "b").symlink_to(tmp_path / "store")
   (root / "a/4.png").symlink_to(tmp_path / "store/1.png")
   (root / "a/.hidden").symlink_to(tmp_path / "gone.png")
-  found = opened(root)
-  assert found.class_names == ("a", "b")
-  assert images(found) == [
-    *("root/a/3.png", "store/1.png", "store/1.png", "store/more/2.png"),
+  return root
+
+
+def test_links_are_followed(linked):
+  source = open_dataset(linked)
+  assert source.class_names == ("a", "b")
+  assert contents(source) == [
+    "root/a/3.png",
+    "store/1.png",
+    "store/1.png",
+    "store/more/2.png",
   ]
-  (tmp_path / "store/up").symlink_to(tmp_path / "store")
-  (root / "c").symlink_to(tmp_path / "gone")
-  (root / "a/7.png").symlink_to(tmp_path / "gone.png")
-  os.mkfifo(root / "a/8.jpg")
-  with refused("or what is no file: 'a/7.png', 'a/8.jpg', 'b/up', 'c'; mend"):
-    opened(root)
+
+
+def test_links_to_nowhere_circles_and_pipes_are_refused_by_name(linked):
+  """Nothing is waited for, and no class goes with a link that leads nowhere."""
+  (linked.parent / "store/up").symlink_to(linked.parent / "store")
+  (linked / "c").symlink_to(linked.parent / "gone")
+  (linked / "a/7.png").symlink_to(linked.parent / "gone.png")
+  os.mkfifo(linked / "a/8.jpg")
+  with refused("what is not a file: 'a/7.png', 'a/8.jpg', 'b/up', 'c'; fix"):
+    open_dataset(linked)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +189,7 @@ def test_links_are_followed_but_to_what_is_no_file(tmp_path):
     ("a/1.png b/2.tif", {}, "classes without an image: 'b'; remove"),
     ("all/1.png", {}, "images outside any class folder: '1.png'"),
     ("a\x85b/1.png", {}, "control characters"),
-    ("\u3000/1.png", {}, "not blank"),
+    ("\u3000/1.png", {}, "blank|non-empty"),
     ("a/1.png b/1.png", {"class_names": ("a",)}, "does not name: 'b'"),
     ("a/1.png b/1.png", {"class_names": ("a", "b", "b")}, "'b' more than once"),
     ("a/1.png b/1.png", {"num_classes": 3}, "names 2 classes .* leave"),
@@ -124,33 +197,57 @@ def test_links_are_followed_but_to_what_is_no_file(tmp_path):
     ("a/1.png b/1.png", {"data_dir": "x"}, "--data-dir is for tfds"),
   ],
 )
-def test_not_a_folder_of_classes(tmp_path, paths, flags, message):
-  write(tmp_path, *paths.split(" "))
+def test_a_folder_that_is_not_of_classes_is_refused(
+  tmp_path, paths, flags, message
+):
+  write_files(tmp_path, *paths.split(" "))
   with refused(message):
-    opened(tmp_path, **flags)
+    open_dataset(tmp_path, **flags)
 
 
-def test_a_photograph_that_came_went_or_changed_is_another_job(tmp_path):
-  write(tmp_path, "a/1.png", "b/2.png")
-  first = opened(tmp_path)
-  assert serialize_source(opened(tmp_path)) == serialize_source(first)
-  write(tmp_path, "a/3.png")
-  came = opened(tmp_path)
-  assert serialize_source(came) != serialize_source(first)
+def test_an_added_image_makes_another_source(tmp_path):
+  write_files(tmp_path, "a/1.png", "b/2.png")
+  before = serialize_source(open_dataset(tmp_path))
+  assert serialize_source(open_dataset(tmp_path)) == before
+  write_files(tmp_path, "a/3.png")
+  assert serialize_source(open_dataset(tmp_path)) != before
   (tmp_path / "a/3.png").unlink()
-  assert serialize_source(opened(tmp_path)) == serialize_source(first)
-  (tmp_path / "a/1.png").write_bytes(b"a/9.png")  # of the same size
+  assert serialize_source(open_dataset(tmp_path)) == before
+
+
+def test_a_changed_image_of_the_same_size_makes_another_source(tmp_path):
+  write_files(tmp_path, "a/1.png", "b/2.png")
+  before = open_dataset(tmp_path)
+  (tmp_path / "a/1.png").write_bytes(b"a/9.png")
   os.utime(tmp_path / "a/1.png", ns=(5, 5))
-  assert serialize_source(opened(tmp_path)) != serialize_source(first)
-  for source, index in ((came, 1), (first, 0), (again(came), 0)):
+  assert serialize_source(open_dataset(tmp_path)) != serialize_source(before)
+  for source in (before, reopen_from_listing(before)):
     with refused("was there when the files were listed, and cannot", RunError):
-      source[index]
-  for name, said in (
-    ("a/1.png", "give a folder of a folder"),
-    ("c", "not there"),
-  ):
-    with refused(said):
-      opened(tmp_path / name)
-  os.truncate(tmp_path / "b/2.png", 2**40)  # and takes no memory
-  with refused("bytes are no image"):
-    opened(tmp_path)[1]
+      source[0]
+
+
+def test_a_removed_image_cannot_be_read_any_more(tmp_path):
+  write_files(tmp_path, "a/1.png", "b/2.png")
+  source = open_dataset(tmp_path)
+  (tmp_path / "b/2.png").unlink()
+  with refused("was there when the files were listed, and cannot", RunError):
+    source[1]
+
+
+@pytest.mark.parametrize(
+  ("path", "message"),
+  [("a/1.png", "give a folder of a folder"), ("c", "does not exist")],
+)
+def test_a_single_image_or_a_missing_path_is_no_data_set(
+  tmp_path, path, message
+):
+  write_files(tmp_path, "a/1.png")
+  with refused(message):
+    open_dataset(tmp_path / path)
+
+
+def test_an_enormous_file_is_refused_before_it_is_read(tmp_path):
+  write_files(tmp_path, "a/1.png")
+  os.truncate(tmp_path / "a/1.png", 2**40)
+  with refused("bytes are more than an image may have"):
+    open_dataset(tmp_path)[0]

@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import datetime
-import hashlib
 import os
 import pathlib
 import re
@@ -17,7 +16,11 @@ from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.sources import parquet
 from oneshot_dp.extract.sources.open_source import serialize_source
 from tests.extract.refusals import refused
-from tests.extract.sources.made import again, opened, write_table
+from tests.extract.sources.fixtures import (
+  open_dataset,
+  reopen_from_listing,
+  write_table,
+)
 
 KINDS = ("parquet", "tar")
 CLASSES = ("cat", "dog", "owl")
@@ -25,86 +28,150 @@ N = 70
 LABELS = [i % 3 for i in range(N)]
 PATIENTS = [f"p{i // 4}" for i in range(N)]
 IMAGES = [b"image %d" % i for i in range(N)]
+P0 = 0x8D7E9AAAB58B6FF4 >> 1
+"""The first 63 bits of `printf p0 | b2sum -l 64`."""
 
 
-def written(folder: pathlib.Path, kind: str) -> pathlib.Path:
+def write_split_files(folder: pathlib.Path, kind: str) -> pathlib.Path:
   """Three files of a split `train`, with groups that do not end together."""
-  place = {"parquet": "data/train-0000{}-of-00003"}.get(kind, "x-train-{}")
+  name = "x-train-{}"
+  if kind == "parquet":
+    name = "data/train-0000{}-of-00003"
   for i, (start, end) in enumerate([(0, 30), (30, 31), (31, N)]):
-    path = folder / f"{place.format(i)}.{kind}"
-    columns = {"label": LABELS[start:end], "patient": PATIENTS[start:end]}
-    write_table(path, IMAGES[start:end], CLASSES, **columns)
+    write_table(
+      folder / f"{name.format(i)}.{kind}",
+      IMAGES[start:end],
+      CLASSES,
+      label=LABELS[start:end],
+      patient=PATIENTS[start:end],
+    )
   return folder
 
 
-def of(folder: pathlib.Path, kind: str, **settings: Any) -> Any:
-  names = CLASSES if kind == "tar" else ()
-  return opened(folder, **{"class_names": names} | settings)
+def open_table_source(path: pathlib.Path, kind: str, **config: Any) -> Any:
+  """Opens tables; the names of the classes are in Parquet files already."""
+  if kind == "tar":
+    config = {"class_names": CLASSES} | config
+  return open_dataset(path, **config)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_row_once_in_order(tmp_path, kind):
-  source = of(written(tmp_path / "pets", kind), kind, units="patient")
-  assert (source.name, source.split) == ("pets", "train")
-  assert (source.class_names, source.unit) == (CLASSES, "patient")
-  owners = [
-    int(hashlib.blake2b(p.encode(), digest_size=8).hexdigest(), 16) >> 1
-    for p in PATIENTS
-  ]
-  expected = [*zip(LABELS, IMAGES, owners, strict=True)]
-  assert [*source] == [*again(source)] == expected
+def test_tables_of_a_split_have_every_row_once_in_order(tmp_path, kind):
+  folder = write_split_files(tmp_path / "pets", kind)
+  listed = open_table_source(folder, kind, units="patient")
+  assert (listed.name, listed.split) == ("pets", "train")
+  assert (listed.class_names, listed.unit) == (CLASSES, "patient")
+  for source in (listed, reopen_from_listing(listed)):
+    assert [example.label for example in source] == LABELS
+    assert [example.image for example in source] == IMAGES
+    assert source[0].unit_id == P0
+    groups = [example.unit_id for example in source]
+    assert groups == [groups[i // 4 * 4] for i in range(N)]
+    assert len(set(groups)) == len(set(PATIENTS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_named_by_its_file_and_its_place_there(tmp_path, kind):
+  folder = write_split_files(tmp_path / "pets", kind)
+  source = open_table_source(folder, kind)
   assert re.fullmatch(rf"{tmp_path}.*\[0\]", source.display_path(31))
   with pytest.raises(IndexError):
     source[N]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_read_the_same_images_in_any_order(tmp_path, kind):
+  source = open_table_source(write_split_files(tmp_path, kind), kind)
   indices = [i * 37 % N for i in range(300)]
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    found = list(pool.map(lambda i: source[i].image, indices))
-  assert found == [IMAGES[i] for i in indices]
+    images = list(pool.map(lambda i: source[i].image, indices))
+  assert images == [IMAGES[i] for i in indices]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_is_a_name_or_a_number(tmp_path, kind):
+@pytest.mark.parametrize(
+  ("names", "labels", "indices"),
+  [
+    (("2", "1", "0"), ["2", "1", "2", "1"], [0, 1, 0, 1]),
+    (("cat", "dog", "owl"), ["2", "cat", "1", "0"], [2, 0, 1, 0]),
+  ],
+)
+def test_a_string_is_the_name_of_a_class_or_else_its_number(
+  tmp_path, kind, names, labels, indices
+):
   path = tmp_path / f"x.{kind}"
-  for names, texts, found in (
-    ("2 1 0", "2 1 2 1", [0, 1, 0, 1]),
-    ("cat dog owl", "2 cat 1 0", [2, 0, 1, 0]),
-  ):
-    write_table(path, IMAGES[:4], label=texts.split(), who=[-5, 2**40, 0, 0])
-    source = opened(path, class_names=tuple(names.split()), units="who")
-    assert [e.label for e in source] == found
-    assert [e.unit_id for e in source] == [-5, 2**40, 0, 0]
+  write_table(path, IMAGES[:4], label=labels)
+  source = open_dataset(path, class_names=names)
+  assert [example.label for example in source] == indices
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integers_are_units_as_they_are(tmp_path, kind):
+  path = tmp_path / f"x.{kind}"
+  write_table(path, IMAGES[:3], label=[0, 0, 0], who=[-5, 2**40, 0])
+  source = open_dataset(path, num_classes=1, units="who")
+  assert [example.unit_id for example in source] == [-5, 2**40, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_string_that_names_no_class_is_refused_by_row(tmp_path, kind):
+  path = tmp_path / f"x.{kind}"
   write_table(path, IMAGES[:4], label=["1", "0", "2", "0"])
   with refused(r"images without a label .*\[1\].*\[3\]"):
-    opened(path, class_names=("1", "2", "3"))
+    open_dataset(path, class_names=("1", "2", "3"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_several_words_and_patterns_are_one_source(tmp_path, kind):
-  pets, names = tmp_path / "pets", {"class_names": ("a",)}
-  every = [pets / f"x{i:02d}.{kind}" for i in range(12)]
-  for path, image in zip(every, IMAGES, strict=False):
-    write_table(path, [image], label=[0])
-  some = [f"{pets}/x{{00..11}}.{kind}"]
-  for words in (some, [f"{pets}/*.{kind}"], every, [pets]):
-    source = opened(*words, **names)
-    assert source.name == "pets"
-    assert [e.image for e in source] == IMAGES[:12]
-  assert opened(every[0], **names).name == "x00"
+@pytest.fixture(params=KINDS)
+def twelve(request, tmp_path) -> list[pathlib.Path]:
+  """Twelve files of one image each, in the folder `pets`."""
+  paths: list[pathlib.Path] = []
+  for i in range(12):
+    paths.append(tmp_path / "pets" / f"x{i:02d}.{request.param}")
+    write_table(paths[i], [IMAGES[i]], label=[0])
+  return paths
+
+
+@pytest.mark.parametrize("words", ["braces", "stars", "files", "folder"])
+def test_several_files_are_one_source_however_they_are_named(twelve, words):
+  folder, suffix = twelve[0].parent, twelve[0].suffix
+  location = {
+    "braces": [f"{folder}/x{{00..11}}{suffix}"],
+    "stars": [f"{folder}/*{suffix}"],
+    "files": twelve,
+    "folder": [folder],
+  }[words]
+  source = open_dataset(*location, num_classes=1)
+  assert source.name == "pets"
+  assert [example.image for example in source] == IMAGES[:12]
+
+
+def test_a_single_file_names_its_data_set(twelve):
+  assert open_dataset(twelve[0], num_classes=1).name == "x00"
+
+
+def test_a_file_that_is_given_twice_is_refused(twelve):
   with refused("give a folder .* each once"):
-    opened(every[0], every[0], **names)
-  for word in (f"x{{9..1}}.{kind}", f"x{{00..12}}.{kind}"):
-    with refused("is not there"):
-      opened(pets / word, **names)
+    open_dataset(twelve[0], twelve[0], num_classes=1)
 
 
+@pytest.mark.parametrize("numbers", ["{9..1}", "{00..12}"])
+def test_braces_of_missing_files_are_refused(twelve, numbers):
+  with refused("does not exist"):
+    open_dataset(twelve[0].parent / f"x{numbers}{twelve[0].suffix}")
+
+
+# Names of files, the split asked for, and which files are then read.
 SPLITS = [
   ("data/test-0-of-1-ab12.parquet data/train-0-of-1.parquet", "train", [1]),
   ("a-train_extra-000-of-001.tar a-train-000-of-001.tar", "train", [1]),
   ("default/train/0001.parquet default/train/0000.parquet", None, [1, 0]),
-  ("x_train.parquet x_test.parquet", None, "give --split, one of 'test', 'tr"),
-  ("1.tar 0.tar .2.tar", "all", [1, 0]),
+  ("split=train/0.parquet split=test/0.parquet", "test", [1]),
+  ("1.tar 0.tar .2.tar", None, [1, 0]),
   ("x.parquet/part-0.snappy.parquet", "all", [0]),  # as Spark has it
   ("x_train.tar b.tar", "train", [0]),
+]
+NO_SPLITS = [
+  ("x_train.parquet x_test.parquet", None, "give --split, one of 'test', 'tr"),
   ("x_train.tar b.tar", None, "give --split, one of '', 'train'"),
   ("0.tar", "train", "--split 'train' is none of 'all'"),
   ("a/train.tar b/train.tar", "train", r"one of 'a/\*.tar', 'b/\*.tar'"),
@@ -113,20 +180,32 @@ SPLITS = [
 ]
 
 
-@pytest.mark.parametrize(("names", "split", "found"), SPLITS)
-def test_names_say_the_split(tmp_path, names, split, found):
-  every = names.split()
-  for name in every:
-    write_table(tmp_path / name, [name.encode()], label=[0])
-  said = contextlib.nullcontext() if isinstance(found, list) else refused(found)
-  with said:
-    source = opened(tmp_path, class_names=CLASSES, split=split)
-    assert [e.image.decode() for e in source] == [every[i] for i in found]
+def write_named_files(folder: pathlib.Path, names: str) -> list[str]:
+  """Tables of one image each, whose bytes are the name of the file."""
+  paths = names.split()
+  for path in paths:
+    write_table(folder / path, [path.encode()], label=[0])
+  return paths
+
+
+@pytest.mark.parametrize(("names", "split", "read"), SPLITS)
+def test_names_of_files_and_folders_say_the_split(tmp_path, names, split, read):
+  paths = write_named_files(tmp_path, names)
+  source = open_dataset(tmp_path, class_names=CLASSES, split=split)
+  images = [example.image.decode() for example in source]
+  assert images == [paths[i] for i in read]
+
+
+@pytest.mark.parametrize(("names", "split", "message"), NO_SPLITS)
+def test_a_split_that_is_not_plain_is_refused(tmp_path, names, split, message):
+  write_named_files(tmp_path, names)
+  with refused(message):
+    open_dataset(tmp_path, class_names=CLASSES, split=split)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-  ("given", "changes", "said"),
+  ("columns", "config", "message"),
   [
     ({"label": [0, 3, -1]}, {}, r"images without a label .* 3 classes"),
     ({"label": ["cat", "dog", "cow"]}, {}, "images without a label"),
@@ -141,16 +220,18 @@ def test_names_say_the_split(tmp_path, names, split, found):
     ({}, {"label": "species"}, "species"),
   ],
 )
-def test_one_line_for_what_is_wrong(tmp_path, kind, given, changes, said):
-  known = {"label": [0, 1, 2], "patient": ["a", "b", "a"]} | given
+def test_a_column_that_does_not_fit_is_refused_in_one_line(
+  tmp_path, kind, columns, config, message
+):
+  sound = {"label": [0, 1, 2], "patient": ["a", "b", "a"]}
   path = tmp_path / f"x.{kind}"
-  write_table(path, IMAGES[:3], CLASSES, **known)
-  with refused(said):
-    of(path, kind, **{"units": "patient"} | changes)
+  write_table(path, IMAGES[:3], CLASSES, **sound | columns)
+  with refused(message):
+    open_table_source(path, kind, **{"units": "patient"} | config)
 
 
 @pytest.mark.parametrize(
-  ("table", "said"),
+  ("table", "message"),
   [
     ({"image": [["x"]], "label": [0]}, "nothing that can be its --image"),
     ({"a": [b"x"], "b": [b"y"]}, "give --image, one of 'a', 'b'"),
@@ -160,86 +241,144 @@ def test_one_line_for_what_is_wrong(tmp_path, kind, given, changes, said):
     ({"image": [b"x"], "label\x1b": [0]}, r"none of 'label\\x1b'"),
   ],
 )
-def test_columns_that_are_not_there(tmp_path, table, said):
+def test_a_missing_column_is_refused_with_those_there_are(
+  tmp_path, table, message
+):
   pyarrow.parquet.write_table(pa.table(table), tmp_path / "x.parquet")
-  with refused(said):
-    opened(tmp_path / "x.parquet")
+  with refused(message):
+    open_dataset(tmp_path / "x.parquet")
 
 
-def test_a_table_without_rows_with_nulls_and_beside_others(tmp_path):
+def test_a_table_without_rows_is_an_empty_source(tmp_path):
   path = tmp_path / "x.parquet"
   write_table(path, [], CLASSES, label=pa.array([], "int64"))
-  assert len(opened(path)) == 0
-  # A null is an image that cannot be decoded.
+  assert len(open_dataset(path)) == 0
+
+
+def test_a_null_is_an_image_without_bytes(tmp_path):
+  """It is then one that cannot be decoded, by name."""
+  path = tmp_path / "x.parquet"
   write_table(path, [None, b"x"], CLASSES, label=[0, 1])
-  assert [e.image for e in opened(path)] == [b"", b"x"]
+  assert [example.image for example in open_dataset(path)] == [b"", b"x"]
+
+
+def test_a_table_beside_a_folder_is_refused(tmp_path):
+  write_table(tmp_path / "x.parquet", [b"x"], CLASSES, label=[0])
   with refused("give a folder of a folder of images .* each once"):
-    opened(path, tmp_path)
+    open_dataset(tmp_path / "x.parquet", tmp_path)
+
+
+def test_files_with_the_classes_in_another_order_are_refused(tmp_path):
+  write_table(tmp_path / "x.parquet", [b"x"], CLASSES, label=[0])
   write_table(tmp_path / "z.parquet", [b"x"], CLASSES[::-1], label=[0])
-  with refused("z.parquet' has other classes"):
-    opened(tmp_path)
+  with refused("z.parquet' defines different classes"):
+    open_dataset(tmp_path)
 
 
-@pytest.mark.parametrize("limit", [0, 10**6])
-def test_row_groups_are_read_once_while_they_fit(tmp_path, monkeypatch, limit):
+def read_as_a_job(source: Any) -> list[bytes]:
   """Eight threads, each at a place of its own, as in an engine's worker."""
-  read, whole = [], pyarrow.parquet.ParquetFile
-  of_file = whole.read_row_group
-  monkeypatch.setattr(
-    *(whole, "read_row_group"),
-    lambda file, group, some: read.append(group) or of_file(file, group, some),
-  )
-  monkeypatch.setattr(parquet, "_KEPT_BYTES", limit)
-  monkeypatch.setattr(parquet, "_groups", {})
-  source = opened(written(tmp_path, "parquet"))
-  places = [8 * i for i in range(8)]
-  turns = [at + step for step in range(4) for at in places]
+  turns = [8 * place + step for step in range(4) for place in range(8)]
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    found = list(pool.map(lambda i: source[i].image, turns))
-  assert found == [IMAGES[i] for i in turns]
-  assert (len(read) <= 10) if limit else (len(read) > 20)  # of ten groups
-  assert len(parquet._groups) == (len(read) if limit else 2)
+    images = list(pool.map(lambda i: source[i].image, turns))
+  assert images == [IMAGES[i] for i in turns]
+  return images
+
+
+@pytest.fixture
+def group_reads(monkeypatch):
+  """Row groups, in the order in which Parquet is asked for them."""
+  reads: list[int] = []
+  original = pyarrow.parquet.ParquetFile.iter_batches
+
+  def recorded(file, *args, **options):
+    reads.extend(options.get("row_groups") or [])
+    return original(file, *args, **options)
+
+  monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", recorded)
+  parquet._readers.clear()
+  return reads
+
+
+def test_a_row_group_is_read_once_while_all_fit_in_memory(
+  tmp_path, group_reads
+):
+  read_as_a_job(open_dataset(write_split_files(tmp_path, "parquet")))
+  assert len(group_reads) <= 10  # as many as there are
+
+
+def test_row_groups_are_forgotten_where_they_do_not_fit(
+  tmp_path, group_reads, monkeypatch
+):
+  monkeypatch.setattr(parquet, "_KEPT_BYTES", 0)
+  read_as_a_job(open_dataset(write_split_files(tmp_path, "parquet")))
+  assert len(group_reads) > 20
+  assert len(parquet._readers._readers) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", ["other", "shorter", "empty", "gone"])
-def test_workers_read_what_was_listed(tmp_path, kind, change):
-  """Files are compared when a worker opens them, and while it reads."""
+def test_a_table_that_changed_since_it_was_listed_is_not_read(
+  tmp_path, kind, change
+):
   path = tmp_path / f"x.{kind}"
   write_table(path, IMAGES, CLASSES, label=LABELS)
-  source = of(path, kind)
-  assert again(source)[69].image == IMAGES[69]
+  source = open_table_source(path, kind)
+  assert reopen_from_listing(source)[69].image == IMAGES[69]
   data = path.read_bytes()
-  length = {"shorter": len(data) // 2, "empty": 0}.get(change, len(data))
-  path.write_bytes(data[:length])
-  os.utime(path, (0, 0))
-  if change == "other":
-    assert serialize_source(of(path, kind)) != serialize_source(source)
-  elif change == "gone":
+  if change == "gone":
     path.unlink()
   else:
-    with refused(f"x.{kind}"):
-      of(path, kind)
+    length = {"shorter": len(data) // 2, "empty": 0}.get(change, len(data))
+    path.write_bytes(data[:length])
+    os.utime(path, (0, 0))
+  parquet._readers.clear()  # as in another process
   with refused("cannot be read", RunError):
-    again(source)[3]
+    reopen_from_listing(source)[3]
 
 
-def test_damaged_parquet_is_one_line(tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_of_another_time_is_another_source(tmp_path, kind):
+  path = tmp_path / f"x.{kind}"
+  write_table(path, IMAGES, CLASSES, label=LABELS)
+  before = serialize_source(open_table_source(path, kind))
+  os.utime(path, (0, 0))
+  assert serialize_source(open_table_source(path, kind)) != before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_a_table_that_was_cut_is_refused_when_it_is_listed(
+  tmp_path, kind, share
+):
+  path = tmp_path / f"x.{kind}"
+  write_table(path, IMAGES, CLASSES, label=LABELS)
+  data = path.read_bytes()
+  path.write_bytes(data[: int(len(data) * share)])
+  with refused(f"x.{kind}"):
+    open_table_source(path, kind)
+
+
+def test_damaged_parquet_is_read_or_refused_in_one_line(tmp_path):
   path = tmp_path / "x.parquet"
   write_table(path, IMAGES[:9], CLASSES, label=LABELS[:9], who=PATIENTS[:9])
   good = path.read_bytes()
   for at in range(0, len(good), 23):
     path.write_bytes(good[:at] + bytes([good[at] ^ 0x55]) + good[at + 1 :])
     with contextlib.suppress(InputError, RunError):
-      list(opened(path, units="who"))
+      list(open_dataset(path, units="who"))
 
 
-def test_what_is_no_class_label(tmp_path):
-  for said in ("[", "[]", '{"info": {"features": 3}}', "[" * 9999):
-    table = pa.table({"image": [b"x"], "label": [0]})
-    table = table.replace_schema_metadata({"huggingface": said})
-    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
-    assert opened(tmp_path / "x.parquet", num_classes=1)[0].label == 0
+@pytest.mark.parametrize(
+  "metadata", ["[", "[]", '{"info": {"features": 3}}', "[" * 9999]
+)
+def test_metadata_that_names_no_classes_is_passed_over(tmp_path, metadata):
+  table = pa.table({"image": [b"x"], "label": [0]})
+  table = table.replace_schema_metadata({"huggingface": metadata})
+  pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+  assert open_dataset(tmp_path / "x.parquet", num_classes=1)[0].label == 0
+
+
+def test_a_class_name_with_control_characters_is_refused(tmp_path):
   write_table(tmp_path / "x.parquet", [b"x"], ["a", "a\x1b"], label=[0])
   with refused("control characters"):
-    opened(tmp_path / "x.parquet")
+    open_dataset(tmp_path / "x.parquet")

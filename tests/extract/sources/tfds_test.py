@@ -16,7 +16,11 @@ import tensorflow_datasets as tfds
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.sources.open_source import serialize_source
 from tests.extract.refusals import refused
-from tests.extract.sources.made import again, opened, png
+from tests.extract.sources.fixtures import (
+  encode_png,
+  open_dataset,
+  reopen_from_listing,
+)
 
 CLASSES = ("cat", "dog", "eel")
 SPLITS = {"train": range(40), "test": range(40, 46)}
@@ -45,17 +49,20 @@ FEATURES = {
     "image": F.Image(shape=(4, 5, 1), dtype=np.uint16),
     "label": LABEL,
   },
-  "unlabelled": PLAIN | {"label": F.ClassLabel(num_classes=3)},
+  "unlabeled": PLAIN | {"label": F.ClassLabel(num_classes=3)},
   "offline": PLAIN,
 }
 
 
 def example(name: str, row: int) -> dict[str, Any]:
   if name == "keys":
-    sides = {"left": png(row), "right": png(200 - row)}
+    sides = {"left": encode_png(row), "right": encode_png(200 - row)}
     rest = {"mood": row % 2, "owner": row // 4 - 1, "note": "purrs"}
     return sides | {"species": row % 3} | rest
-  return {"image": png(row), "label": -1 if name == "unlabelled" else row % 3}
+  return {
+    "image": encode_png(row),
+    "label": -1 if name == "unlabeled" else row % 3,
+  }
 
 
 class OneshotPets(tfds.core.GeneratorBasedBuilder):
@@ -84,7 +91,7 @@ def data_dir(tmp_path_factory) -> pathlib.Path:
 
 def pets(data_dir: Any, name: str = "plain", **settings: Any) -> Any:
   settings = {"split": "train", "data_dir": str(data_dir)} | settings
-  return opened(f"tfds:oneshot_pets/{name}", **settings)
+  return open_dataset(f"tfds:oneshot_pets/{name}", **settings)
 
 
 @pytest.fixture
@@ -100,9 +107,9 @@ def test_reads_file_bytes_and_labels_of_each_split(data_dir):
     found = pets(data_dir, split=split)
     assert (found.name, found.split) == ("oneshot_pets/plain", split)
     assert (found.class_names, found.unit) == (CLASSES, "example")
-    expected = [(row % 3, png(row), None) for row in rows]
+    expected = [(row % 3, encode_png(row), None) for row in rows]
     indices = [i * 7 % len(rows) for i in range(300)]
-    for source in (found, again(found)):
+    for source in (found, reopen_from_listing(found)):
       assert [*source] == expected
       with concurrent.futures.ThreadPoolExecutor(8) as pool:
         read = [*pool.map(source.__getitem__, indices)]
@@ -145,12 +152,12 @@ assert "tensorflow" not in sys.modules
 def test_flags_choose_among_several_features(data_dir):
   found = pets(data_dir, "keys", image="right", label="mood", units="owner")
   assert found.class_names == ("calm", "cross")
-  assert (found[3].image, found[3].label) == (png(197), 1)
+  assert (found[3].image, found[3].label) == (encode_png(197), 1)
   assert found.unit == "owner"
   units = [example.unit_id for example in found]
   assert units == [row // 4 - 1 for row in SPLITS["train"]]
   assert type(units[0]) is int
-  found = pets(data_dir, "unlabelled", split="test")
+  found = pets(data_dir, "unlabeled", split="test")
   assert found.class_names == ("0", "1", "2")
   with refused(r"test\[2\] has a label that is none"):
     found[2]
@@ -192,7 +199,7 @@ def test_unknown_names_and_failed_preparation_are_one_line(tmp_path):
     *("oneshot_pets/plain:9.9.9", "/nowhere"),
   ):
     with refused(".") as caught:
-      opened(f"tfds:{name}", data_dir=str(tmp_path))
+      open_dataset(f"tfds:{name}", data_dir=str(tmp_path))
     assert len(str(caught.value)) < 600
 
 
@@ -212,9 +219,9 @@ def test_a_lost_or_other_shard_is_named(copied, tmp_path):
   found = pets(tmp_path)
   shard.write_bytes(shard.read_bytes() + b"\0")
   with refused("is not here what it was where the job", RunError):
-    again(found)[3]
+    reopen_from_listing(found)[3]
   shard.unlink()
   with refused(rf"{shard.name}' cannot be read", RunError):
-    again(found)[3]
+    reopen_from_listing(found)[3]
   with refused(r"train\[3\] cannot be read: .*open", RunError):
     found[3]

@@ -4,9 +4,13 @@ import pathlib
 
 import pytest
 
-from oneshot_dp.extract.sources import labels
+from oneshot_dp.extract.sources import units
 from tests.extract.refusals import refused
-from tests.extract.sources.made import again, opened, write
+from tests.extract.sources.fixtures import (
+  open_dataset,
+  reopen_from_listing,
+  write_files,
+)
 
 ANNA = 0xD04474CC4B844A8C >> 1
 """The first 63 bits of `printf anna | b2sum -l 64`."""
@@ -19,20 +23,25 @@ WHOLE = TABLE + "dog/deep/anna_3.png,anna\n"
 
 
 @pytest.fixture
-def root(tmp_path) -> pathlib.Path:
-  write(tmp_path / "pets", *FILES)
+def pets(tmp_path) -> pathlib.Path:
+  write_files(tmp_path / "pets", *FILES)
   return tmp_path / "pets"
 
 
-def numbers(table, root, split=None):
-  path = root.parent / "units.csv"
+def unit_ids(
+  table: str, folder: pathlib.Path, split: str | None = None
+) -> list[int]:
+  """The units of a folder by a regular expression or the text of a table."""
+  flag = table
+  path = folder.parent / "units.csv"
   if "\n" in table:
     path.write_text(table)
-    table = str(path)
-  source = opened(root, units=table, split=split)
-  assert source.unit == "patient"
+    flag = str(path)
+  source = open_dataset(folder, units=flag, split=split)
   path.unlink(missing_ok=True)
-  assert [*again(source)] == [*source]
+  assert source.unit == "patient"
+  # A worker, who has no table, knows the same.
+  assert [*reopen_from_listing(source)] == [*source]
   return [example.unit_id for example in source]
 
 
@@ -47,14 +56,15 @@ def numbers(table, root, split=None):
     r"(?P<patient>[^/_]+)_\d",
   ],
 )
-def test_a_table_and_an_expression_say_the_same(root, table):
-  anna, bo, anna_again = numbers(table, root)
-  assert anna == anna_again == ANNA != bo
+def test_a_table_or_an_expression_gives_each_owner_one_number(pets, table):
+  first, bo, last = unit_ids(table, pets)
+  assert first == last == ANNA
+  assert bo != ANNA
   assert 0 <= bo < 2**63
 
 
 @pytest.mark.parametrize(
-  ("table", "said"),
+  ("table", "message"),
   [
     (TABLE, r"images without a patient in .*: 'dog/deep/anna_3.png'\.$"),
     (WHOLE.replace(",bo", ", "), "without a patient in .*'cat/bo_2.png'"),
@@ -67,34 +77,58 @@ def test_a_table_and_an_expression_say_the_same(root, table):
     (WHOLE.replace(",", ";"), "begins with 'file;patient'"),
     ("file,example\n", "must be a short public one"),
     ("file,a\x1b[2J\n", "must be a short public one"),
-    ('file,patient\n"a,b', "is no CSV file in UTF-8: unexpected end"),
+    ('file,patient\n"a,b', "is not a valid CSV file in UTF-8: unexpected end"),
     ("(?P<patient>", r"must be FILE.csv, or a regular expression with one"),
     (r"(\d)_", r"one group, named after the unit: '\(\?P<patient>"),
     (r"(?P<a>\d)(\d)", "one group, named"),
     ("none.csv", "none.csv cannot be read: No such file or directory"),
   ],
 )
-def test_units_that_are_not_plain(root, table, said):
-  with refused(said):
-    numbers(table, root)
+def test_units_that_leave_a_doubt_are_refused(pets, table, message):
+  with refused(message):
+    unit_ids(table, pets)
 
 
-def test_a_table_is_of_all_splits(root, tmp_path):
+@pytest.fixture
+def split_table(tmp_path) -> str:
+  """Writes splits train and test; returns the table of both."""
   table = "file,patient\n"
   for split in ("train", "test"):
-    write(tmp_path / "of" / split, *FILES)
-    table += "".join(f"{split}/{row}\n" for row in WHOLE.split()[1:])
-  assert numbers(table, tmp_path / "of", "train")[0] == ANNA
+    write_files(tmp_path / "both" / split, *FILES)
+    for row in WHOLE.split()[1:]:
+      table += f"{split}/{row}\n"
+  return table
+
+
+def test_a_table_is_about_all_splits(split_table, tmp_path):
+  assert unit_ids(split_table, tmp_path / "both", "train")[0] == ANNA
+
+
+def test_a_table_without_the_split_in_its_paths_is_refused(
+  split_table, tmp_path
+):
   with refused(r"without a patient .* 'train/cat/anna_1.png', "):
-    numbers(WHOLE, tmp_path / "of", "train")
+    unit_ids(WHOLE, tmp_path / "both", "train")
+
+
+def test_a_row_of_a_missing_file_of_this_split_is_refused(
+  split_table, tmp_path
+):
+  table = split_table + "test/cat/x.png,bo"
   with refused(r"files that are not .* 'test/cat/x.png'"):
-    numbers(table + "test/cat/x.png,bo", tmp_path / "of", "test")
+    unit_ids(table, tmp_path / "both", "test")
 
 
-def test_two_names_are_never_one_unit_of_batches_either():
-  names, known = [f"u{i}" for i in range(50)], {}
-  first = labels.units_of_column(names, "user", str, known)
-  assert labels.units_of_column(names, "user", str, known) == first
-  known[first[7]] = "somebody"
+def test_names_in_batches_have_the_numbers_of_names_at_once():
+  names = [f"u{i}" for i in range(50)]
+  known: dict[int, str] = {}
+  first = units.units_of_column(names, "user", str, known)
+  assert units.units_of_column(names, "user", str, known) == first
+
+
+def test_two_names_of_one_number_in_two_batches_are_refused():
+  known: dict[int, str] = {}
+  number = units.units_of_column(["u7"], "user", str, known)[0]
+  known[number] = "somebody"
   with refused("'somebody' and 'u7' have one number"):
-    labels.units_of_column(names, "user", str, known)
+    units.units_of_column(["u7"], "user", str, known)

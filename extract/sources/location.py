@@ -1,0 +1,199 @@
+"""What the words of a location stand for: files, and which split each is of.
+
+`extract` and `import` ask here, so that both have one rule. A data set of
+tables is one file, several files or a folder of them; the split of a file is
+said by the names of the file and of its folders.
+"""
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract import storage
+from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.labels import resolve_choice
+from oneshot_dp.extract.sources.listed_files import File, format_names
+
+# Folders of these names are splits, not classes: a root that has them, but not
+# the one that was asked for, must not be read with "test" as a class.
+_SPLIT_NAMES = frozenset(
+  ("train", "training", "test", "testing", "val", "valid", "validation")
+)
+_NUMBERS = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
+_SHARD = re.compile(r"([^\W_][\w.]*)-\d+-of-\d+[^/]*$")
+_COMPRESSED = re.compile(r"\.(tar\.\w+|tgz)$")
+
+
+class SplitFiles(NamedTuple):
+  """The tables of one split of a data set.
+
+  Attributes:
+    name: of the data set, by the names of files and folders.
+    split: the one that was asked for, or the only one.
+    files: in order, by their whole paths.
+  """
+
+  name: str
+  split: str
+  files: list[File]
+
+
+def is_split(name: str) -> bool:
+  """Whether a name is that of a split (train, test …), and so of no class."""
+  return name.lower() in _SPLIT_NAMES
+
+
+def expand_location(location: Sequence[str]) -> list[str]:
+  """The paths and URLs that words stand for.
+
+  A word is a path, a URL, a path from the home folder (~), a row of numbers
+  (x{00..12}.tar) or a pattern (*.tar). InputError: it stands for nothing.
+  """
+  paths: list[str] = []
+  for word in location:
+    expanded: list[str] = []
+    for path in expand_braces(os.path.expanduser(word)):
+      expanded += expand_glob(path)
+    if not expanded:
+      raise InputError(f"{word!r} does not exist: give a file, folder or URL.")
+    paths += expanded
+  return paths
+
+
+def expand_braces(word: str) -> list[str]:
+  """x{08..10} as x08, x09, x10; any other word as it is.
+
+  >>> expand_braces("{a,b}-{1..2}{08..09}")
+  ['{a,b}-108', '{a,b}-109', '{a,b}-208', '{a,b}-209']
+  """
+  found = _NUMBERS.search(word)
+  if not found:
+    return [word]
+  first, last = found.groups()
+  words: list[str] = []
+  for number in range(int(first), int(last) + 1):
+    digits = str(number).zfill(len(first))
+    words += expand_braces(word[: found.start()] + digits + word[found.end() :])
+  return words
+
+
+def expand_glob(path: str) -> list[str]:
+  """The sorted paths of a pattern; one that exists, or a URL, is itself.
+
+  InputError: nothing is there.
+  """
+  if storage.is_url(path) or os.path.lexists(path):
+    return [path.rstrip("/") or "/"]
+  matches = sorted(glob.glob(path, recursive=True))
+  if not matches:
+    raise InputError(f"{path!r} does not exist: give a file, folder or URL.")
+  return matches
+
+
+def split_of_path(path: str) -> str:
+  """The split that the name of a file, or of a folder that has it, says.
+
+  It is the NAME of NAME-00000-of-00002, or a word such as train or test, the
+  last one in the path; "" where there is none.
+
+  >>> split_of_path("pets/train/x-test_0.parquet"), split_of_path("pets/x.npz")
+  ('test', '')
+  """
+  stem = os.path.splitext(path)[0]
+  sharded = _SHARD.search(stem)
+  # data-00000-of-00002 is what `datasets` calls files of any split.
+  if sharded and sharded[1] != "data":
+    return sharded[1]
+  for word in reversed(re.split(r"[/._ =-]", stem)):
+    if is_split(word):
+      return word
+  return ""
+
+
+def split_tables(
+  paths: Iterable[str], suffixes: Sequence[str]
+) -> dict[str, list[str]]:
+  """The tables of each split, by the names of files and folders.
+
+  Where no path says a split all are of the split "all"; beside others, files
+  that say none are of the split "".
+
+  Args:
+    paths: of files of any kind.
+    suffixes: what the names of tables end in.
+
+  Raises:
+    InputError: there are no tables, or there are compressed ones.
+  """
+  by_split: dict[str, list[str]] = {}
+  paths = list(paths)
+  for path in paths:
+    if path.lower().endswith(tuple(suffixes)):
+      by_split.setdefault(split_of_path(path), []).append(path)
+  compressed = [path for path in paths if _COMPRESSED.search(path.lower())]
+  if compressed or not by_split:
+    raise InputError(
+      f"{format_names(compressed or paths) or 'nothing'}: {advice(suffixes)}"
+      " (not compressed, as members are read by their place)."
+    )
+  if set(by_split) == {""}:
+    return {"all": by_split[""]}
+  return by_split
+
+
+def advice(suffixes: Sequence[str]) -> str:
+  """What a location may be, for messages."""
+  return (
+    "give a folder of a folder of images for each class, or files that end in"
+    f" {', '.join(suffixes)}"
+  )
+
+
+def list_tables(
+  paths: Sequence[str], suffixes: Sequence[str]
+) -> tuple[str, dict[str, File]]:
+  """The name of a data set of tables, and its files by their names in it.
+
+  Args:
+    paths: one folder, or one or several files.
+    suffixes: what the names of tables end in.
+
+  Raises:
+    InputError: a path is not a table, is given twice, or cannot be read.
+  """
+  parent, name = os.path.split(os.path.abspath(paths[0]))
+  if len(paths) == 1:
+    files = listed_files.files_in(paths[0])
+    if files or os.path.isdir(paths[0]):
+      listed_files.refuse_broken(paths[0], files)
+      whole = {f.path: listed_files.join_folder(paths[0], f) for f in files}
+      return name, whole
+  else:
+    name = os.path.basename(parent)
+  are_tables = all(path.lower().endswith(tuple(suffixes)) for path in paths)
+  if len(set(paths)) < len(paths) or not are_tables:
+    raise InputError(f"{format_names(paths)}: {advice(suffixes)}, each once.")
+  return name, {path: listed_files.file_at(path) for path in paths}
+
+
+def resolve_split(
+  place: str, asked: str | None, by_split: dict[str, list[str]]
+) -> tuple[str, list[str]]:
+  """The split that is asked for, or the only one, and its files.
+
+  InputError: there is no such split, or its files lie in several places.
+  """
+  split = resolve_choice(place, "--split", asked, sorted(by_split))
+  patterns: set[str] = set()
+  for path in by_split[split]:
+    folder, name = os.path.split(path)
+    patterns.add(os.path.join(folder, f"*{os.path.splitext(name)[1]}"))
+  if len(patterns) > 1:
+    raise InputError(
+      f"{place!r} has its split {split!r} in several places, which may hold the"
+      f" same images: give one of {format_names(sorted(patterns))}."
+    )
+  return split, by_split[split]

@@ -1,0 +1,81 @@
+"""How much of a file is ever in memory: one rule for all readers.
+
+What a file unfolds to is bounded before it is unfolded. A file of a few
+kilobytes may claim, or really have, gigabytes of zeros, or a single cell that a
+thousand rows refer to; memory that runs out ends the whole machine, and not
+only one job.
+"""
+
+import collections
+import threading
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from oneshot_dp.configs.errors import InputError
+
+_T = TypeVar("_T")
+
+MAX_ROWS = 1 << 23
+"""Rows of one file: each takes about 100 bytes while the file is listed."""
+MAX_COLUMN_BYTES = 1 << 28
+"""Labels, or units, of one file, before they are unfolded to Python's."""
+MAX_IMAGE_BYTES = 1 << 28
+"""One image before it is decoded: a file, a member of a tar, a cell."""
+MAX_ARRAY_BYTES = 1 << 30
+"""Images of one file that are in memory together."""
+
+
+def check_rows(path: str, rows: int) -> None:
+  """Raises InputError where a file states more rows than a file may have."""
+  if not 0 <= rows <= MAX_ROWS:
+    raise InputError(
+      f"{path!r} states {rows:,} rows, and a file may have {MAX_ROWS:,}: write"
+      " it as several files."
+    )
+
+
+def check_bytes(path: str, what: str, size: int, most: int) -> None:
+  """Raises InputError where a part of a file unfolds to too many bytes."""
+  if not 0 <= size <= most:
+    raise InputError(
+      f"{path!r}: {what} unfolds to {size:,} bytes, and may have {most:,}: make"
+      " it smaller, or write it as several files."
+    )
+
+
+class ByteCache(Generic[_T]):
+  """What threads read last, as long as it fits in so many bytes.
+
+  One value is kept in any case, as the threads of a job read side by side.
+  """
+
+  def __init__(self, max_bytes: int, size_of: Callable[[_T], int]):
+    self._max_bytes = max_bytes
+    self._size_of = size_of
+    self._lock = threading.Lock()
+    self._values: collections.OrderedDict[Hashable, _T] = (
+      collections.OrderedDict()
+    )
+    self._bytes = 0
+
+  def get(self, key: Hashable, read: Callable[[], _T]) -> _T:
+    """The value of a key, which one thread reads while the others wait."""
+    with self._lock:
+      if key not in self._values:
+        value = read()
+        self._values[key] = value
+        self._bytes += self._size_of(value)
+        self._remove_oldest()
+      self._values.move_to_end(key)
+      return self._values[key]
+
+  def clear(self) -> None:
+    """Forgets all values."""
+    with self._lock:
+      self._values.clear()
+      self._bytes = 0
+
+  def _remove_oldest(self) -> None:
+    while self._bytes > self._max_bytes and len(self._values) > 1:
+      _, oldest = self._values.popitem(last=False)
+      self._bytes -= self._size_of(oldest)

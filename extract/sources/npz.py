@@ -1,0 +1,160 @@
+"""Images in an npz: plain arrays, as numpy.savez writes them.
+
+`image` is uint8 [n, h, w, 3 or 1], `label` integers or strings [n],
+`class_names` strings [K], and there may be an array of whose each image is.
+With several splits in one file the arrays are `train_image`, `train_label` and
+so on. Arrays of Python objects are never unpickled.
+"""
+
+import zipfile
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.file_format import FileRows
+from oneshot_dp.extract.sources.labels import MissingFlagError
+from oneshot_dp.extract.sources.listed_files import File, format_names
+from oneshot_dp.extract.sources.memory import (
+  MAX_ARRAY_BYTES,
+  MAX_COLUMN_BYTES,
+  ByteCache,
+  check_bytes,
+  check_rows,
+)
+
+_NPZ = "npz of plain arrays"
+_HEADER_BYTES = 1 << 16
+_arrays: ByteCache[np.ndarray] = ByteCache(MAX_ARRAY_BYTES, lambda a: a.nbytes)
+
+
+def read_row(file: File, name: str, row: int, _: int = 0) -> np.ndarray:
+  """Pixels of an image, of an array that stays in memory.
+
+  RunError: the file is not what was listed.
+  """
+
+  def read() -> np.ndarray:
+    with listed_files.reopened(file, _NPZ) as content:
+      return Npz(content, file.path).array(name, MAX_ARRAY_BYTES)
+
+  return _arrays.get((file, name), read)[row]
+
+
+def npz_rows(config: SourceConfig, file: File, labeled: bool) -> FileRows:
+  """The images of an npz; InputError: an array is not as it should be."""
+  label_key = config.label or "label"
+  labels: list[Any] = []
+  class_names: list[Any] = []
+  units: list[Any] = []
+  with listed_files.opened(file, _NPZ) as content:
+    npz = Npz(content, file.path)
+    is_split = labeled and config.split in npz.splits()
+    prefix = f"{config.split}_" if is_split else ""
+    image_key = prefix + (config.image or "image")
+    images = npz.array(image_key, MAX_ARRAY_BYTES)
+    _check_images(file.path, image_key, images)
+    rows = len(images)
+    if labeled:
+      labels = npz.column(prefix + label_key, "iuU", rows)
+      if "class_names" in npz.names:
+        class_names = npz.column("class_names", "U")
+      if config.units is None and f"{prefix}unit_id" in npz.names:
+        raise MissingFlagError(
+          f"{file.path!r} has a unit_id: name it with --units."
+        )
+    if config.units is not None:
+      unit_key = prefix + config.units
+      if unit_key not in npz.names:
+        unit_key = f"{prefix}unit_id"
+      units = npz.column(unit_key, "iuU", rows)
+  # The first job to read them finds them there.
+  _arrays.get((file, image_key), lambda: images)
+  locations = np.zeros((rows, 2), np.int64)
+  locations[:, 0] = np.arange(rows)
+  return FileRows(
+    column=image_key,
+    locations=locations,
+    label_column=label_key,
+    class_names=class_names,
+    labels=labels,
+    units=units,
+  )
+
+
+def array_splits(file: File) -> list[str]:
+  """The splits in an npz; none where its arrays are not named so."""
+  with listed_files.opened(file, _NPZ) as content:
+    return Npz(content, file.path).splits()
+
+
+class Npz:
+  """The arrays of an open npz, each of which is bounded before it is read.
+
+  Attributes:
+    names: of the arrays.
+  """
+
+  def __init__(self, content: BinaryIO, path: str):
+    if not zipfile.is_zipfile(content):
+      raise ValueError("use numpy.savez")
+    content.seek(0)
+    self._zip = zipfile.ZipFile(content)
+    self._path = path
+    self.names = [n.removesuffix(".npy") for n in self._zip.namelist()]
+
+  def splits(self) -> list[str]:
+    """Names of the splits: those that have images and labels."""
+    splits: list[str] = []
+    for name in self.names:
+      split = name.removesuffix("_image")
+      if split != name and f"{split}_label" in self.names:
+        splits.append(split)
+    return splits
+
+  def array(self, name: str, max_bytes: int) -> np.ndarray:
+    """An array of at most so many bytes; InputError: there is none."""
+    if name not in self.names:
+      present = format_names(self.names) or "none at all"
+      raise InputError(f"{self._path!r} has no array {name!r}: has {present}.")
+    # Of a member no more is ever unpacked than the archive states here.
+    info = self._zip.getinfo(f"{name}.npy")
+    check_bytes(
+      self._path, f"array {name!r}", info.file_size, max_bytes + _HEADER_BYTES
+    )
+    with self._zip.open(info) as member:
+      values = np.lib.format.read_array(member, allow_pickle=False)
+      if member.read(1):
+        raise ValueError(f"{name} is longer than it says")
+    return values
+
+  def column(
+    self, name: str, kinds: str, rows: int | None = None
+  ) -> list[int] | list[str]:
+    """The values of a list of `rows` integers or strings (dtype kinds)."""
+    values = self.array(name, MAX_COLUMN_BYTES)
+    if values.dtype.kind not in kinds or values.ndim != 1:
+      raise InputError(
+        f"{self._path!r}: {name!r} is {values.dtype} {list(values.shape)}: it"
+        " must be a list of integers, of owners or names strings."
+      )
+    check_rows(self._path, len(values))
+    if rows is not None and len(values) != rows:
+      raise InputError(
+        f"{self._path!r} is damaged: {len(values)} of {rows} rows have a"
+        f" {name!r}."
+      )
+    return values.tolist()
+
+
+def _check_images(path: str, name: str, images: np.ndarray) -> None:
+  shape = images.shape
+  is_image = images.dtype == np.uint8 and len(shape) == 4 and 0 not in shape
+  if not is_image or shape[3] not in (1, 3):
+    raise InputError(
+      f"{path!r}: {name!r} is {images.dtype} {list(shape)}: images must be"
+      " uint8 [n, h, w, 3] or [n, h, w, 1], and not empty."
+    )
+  check_rows(path, len(images))

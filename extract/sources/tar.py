@@ -1,0 +1,242 @@
+"""Images in a tar, as WebDataset packs them: KEY.jpg beside KEY.cls, KEY.json.
+
+A sample is the files of one name up to its first dot. What follows the dot is
+its column, as it were: jpg, cls, json, seg.png. Members are found once, by
+their headers, and then read as ranges of the file.
+"""
+
+import json
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from oneshot_dp.configs.errors import InputError, one_line
+from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.extract.images import IMAGE_SUFFIXES
+from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.file_format import FileRows
+from oneshot_dp.extract.sources.listed_files import File, format_names
+from oneshot_dp.extract.sources.memory import check_rows
+
+_MAX_LABEL_BYTES = 1 << 20
+_MAX_NAME_BYTES = 1 << 20
+_BLOCK = tarfile.BLOCKSIZE
+_LONG_NAME, _LONG_LINK = tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK
+_PAX, _PAX_GLOBAL = tarfile.XHDTYPE, tarfile.XGLTYPE
+_PAX_TYPES = (_PAX, _PAX_GLOBAL, tarfile.SOLARIS_XHDTYPE)
+
+
+class Member(NamedTuple):
+  """A member of a tar: its name, and where its bytes are in the file.
+
+  `is_file` is whether they are the bytes of a plain file, and not of a link, a
+  sparse file or a device.
+  """
+
+  name: str
+  start: int
+  size: int
+  is_file: bool
+
+
+_Sample = dict[str, Member]
+
+
+def tar_rows(config: SourceConfig, file: File, labeled: bool) -> FileRows:
+  """The samples of a tar; InputError: it is damaged, or a sample is."""
+  labels: list[Any] = []
+  units: list[Any] = []
+  with listed_files.opened(file, "tar") as content:
+    samples = _samples(content, file)
+    check_rows(file.path, len(samples))
+    label_key = config.label
+    if label_key is None:
+      has_cls = any("cls" in sample for sample in samples)
+      label_key = "cls" if has_cls else "label"
+    if labeled:
+      labels = _values(content, samples, label_key, file.path)
+    if config.units is not None:
+      units = _values(content, samples, config.units, file.path)
+  locations = np.zeros((len(samples), 2), np.int64)
+  for row, image in enumerate(_images(samples, config.image, file.path)):
+    locations[row] = image.start, image.size
+  return FileRows(
+    column="",
+    locations=locations,
+    label_column=label_key,
+    labels=labels,
+    units=units,
+  )
+
+
+def _images(
+  samples: Sequence[_Sample], extension: str | None, path: str
+) -> list[Member]:
+  """The image of each sample; InputError: one has none, or several."""
+  extensions = [suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES]
+  if extension is not None:
+    extensions = [extension]
+  images: list[Member] = []
+  wrong: list[str] = []
+  for sample in samples:
+    present = [sample[key] for key in extensions if key in sample]
+    images += present[:1]
+    if len(present) != 1:
+      wrong.append(next(iter(sample.values())).name)
+  if wrong:
+    raise InputError(
+      f"{path!r}: samples without an image, or with several"
+      f" ({', '.join(extensions)}): {format_names(wrong)}; choose one with"
+      " --image, and pack each sample whole."
+    )
+  return images
+
+
+def _samples(content: BinaryIO, file: File) -> list[_Sample]:
+  """The members of each sample, by extension, in the order of the file."""
+  samples: dict[str, _Sample] = {}
+  for member in read_members(content, file.size):
+    folder, _, name = member.name.removeprefix("./").rpartition("/")
+    stem, dot, extension = name.partition(".")
+    if not (stem and dot) or listed_files.is_ignored(folder):
+      continue
+    if not member.is_file or member.start + member.size > file.size:
+      raise InputError(
+        f"{file.path!r}: {member.name!r} is cut short, a link or a sparse file:"
+        " pack plain files, all of them."
+      )
+    sample = samples.setdefault(f"{folder}/{stem}", {})
+    if extension.lower() in sample:
+      raise InputError(f"{file.path!r} has {member.name!r} more than once.")
+    sample[extension.lower()] = member
+  return list(samples.values())
+
+
+def read_members(content: BinaryIO, file_size: int) -> Iterator[Member]:
+  """All members but folders, in the order of the file.
+
+  Headers are parsed by Python's tarfile, one at a time, but walked here:
+  tarfile's own loop follows a negative size backwards, for ever, and reads
+  names of any length. Each step here leads on, and no name takes more than
+  1 MiB.
+
+  Args:
+    content: the whole file.
+    file_size: in bytes.
+
+  Yields:
+    Members, whose places may lie beyond the end of a file that was cut.
+
+  Raises:
+    ValueError: a header is damaged, or the file ends before its end mark.
+  """
+  position = 0
+  changes: dict[str, str] = {}
+  while position < file_size:
+    content.seek(position)
+    block = content.read(_BLOCK)
+    if block == bytes(_BLOCK):
+      return
+    header = _parse_header(block)
+    start = position + _BLOCK
+    if header.type in (_LONG_NAME, _LONG_LINK, *_PAX_TYPES):
+      # What such a header has is about the next member.
+      data = _read_extension(content, header, file_size - start)
+      if header.type == _LONG_NAME:
+        changes["path"] = os.fsdecode(data.rstrip(b"\0"))
+      elif header.type in (_PAX, tarfile.SOLARIS_XHDTYPE):
+        changes |= _parse_pax(data)
+      position = _end_of(start, header.size)
+      continue
+    size = header.size
+    if "size" in changes:
+      size = _parse_size(changes["size"])
+    is_sparse = any(key.startswith("GNU.sparse") for key in changes)
+    if header.type not in tarfile.REGULAR_TYPES:
+      is_sparse = True
+    if header.isdir():
+      size = 0
+    else:
+      name = changes.get("path", header.name)
+      yield Member(name, start, size, not is_sparse)
+    has_data = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
+    position = _end_of(start, size if has_data else 0)
+    changes = {}
+  raise ValueError("it is damaged, or cut short")
+
+
+def _parse_header(block: bytes) -> tarfile.TarInfo:
+  try:
+    header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+  except tarfile.HeaderError as error:
+    raise ValueError("it is damaged, or cut short") from error
+  if header.size < 0:
+    raise ValueError(f"a member of {header.size} bytes")
+  return header
+
+
+def _read_extension(
+  content: BinaryIO, header: tarfile.TarInfo, remaining: int
+) -> bytes:
+  if header.size > min(_MAX_NAME_BYTES, remaining):
+    raise ValueError(
+      f"a header of {header.size:,} bytes, which may have {_MAX_NAME_BYTES:,}"
+    )
+  return content.read(header.size)
+
+
+def _parse_pax(data: bytes) -> dict[str, str]:
+  """The records of a PAX header: LENGTH, a space, KEY=VALUE, a newline."""
+  records: dict[str, str] = {}
+  while data.strip(b"\0"):
+    length, _, _ = data.partition(b" ")
+    if not (length.isdigit() and 0 < int(length) <= len(data)):
+      raise ValueError("a PAX header is damaged")
+    record = data[len(length) + 1 : int(length) - 1]
+    key, _, value = record.partition(b"=")
+    records[os.fsdecode(key)] = os.fsdecode(value)
+    data = data[int(length) :]
+  return records
+
+
+def _parse_size(text: str) -> int:
+  if not (text.isascii() and text.isdecimal()):
+    raise ValueError(f"a member of {text[:40]!a} bytes")
+  return int(text)
+
+
+def _end_of(start: int, size: int) -> int:
+  """Where the next header begins: members fill whole blocks."""
+  return start + -(-size // _BLOCK) * _BLOCK
+
+
+def _values(
+  content: BinaryIO, samples: Sequence[_Sample], key: str, path: str
+) -> list[Any]:
+  """Of each sample the text of its file `key`, or that field of its json.
+
+  None where the sample has no such file or field.
+  """
+  is_file = any(key in sample for sample in samples)
+  values: list[Any] = []
+  for sample in samples:
+    member = sample.get(key if is_file else "json")
+    if member is None:
+      values.append(None)
+      continue
+    content.seek(member.start)
+    data = content.read(min(member.size, _MAX_LABEL_BYTES))
+    try:
+      text = data.decode()
+      if is_file:
+        values.append(text.strip())
+      else:
+        values.append(json.loads(text).get(key))
+    except (ValueError, AttributeError, RecursionError) as error:
+      raise InputError(
+        f"{path!r}: {member.name!r} cannot be read: {one_line(error)}."
+      ) from error
+  return values

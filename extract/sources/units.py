@@ -1,0 +1,182 @@
+"""Whose each image is, where a privacy unit may own several."""
+
+import csv
+import hashlib
+import io
+import posixpath
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import check_unit_name
+from oneshot_dp.extract.files import read_regular
+from oneshot_dp.extract.sources.listed_files import format_names, is_ignored
+
+_INT64 = range(-(2**63), 2**63)
+
+
+def units_of_column(
+  values: Sequence[Any],
+  unit: str,
+  where: Callable[[int], str],
+  known_names: dict[int, str] | None = None,
+) -> list[int]:
+  """A `unit_id` for each row: its integer, or 63 bits of BLAKE2b of its string.
+
+  *Formal guarantee*: a function of the name alone, so that no unit moves
+  another, and the same in every data set. Two names with one number are
+  refused, not merged: whoever leaves a shared unit changes it, and a change may
+  cost twice what an absence does. Spaces around a name are no part of it.
+
+  Args:
+    values: of each row an integer of 64 bits, or a string; all of one kind.
+    unit: what the values name ("patient"), for messages.
+    where: the place of a row, for messages.
+    known_names: names by number, where rows come in batches; it grows.
+
+  Raises:
+    InputError: values that are neither; a row without one (None or blank); two
+      names of one number.
+  """
+  kinds = {type(value) for value in values} - {type(None)}
+  if kinds == {int} and None not in values:
+    if min(values) in _INT64 and max(values) in _INT64:
+      return list(values)
+    kinds.add(str)
+  if len(kinds) > 1 or not kinds <= {int, str}:
+    raise InputError(
+      f"--units {unit!r} must be all integers of 64 bits, or all strings."
+    )
+  names: list[str] = []
+  missing: list[str] = []
+  for row, value in enumerate(values):
+    name = "" if value is None else str(value).strip()
+    names.append(name)
+    if not name:
+      missing.append(where(row))
+  if missing:
+    raise InputError(
+      f"images without a {unit}, and each needs one: {format_names(missing)}."
+    )
+  if known_names is None:
+    known_names = {}
+  numbers = {name: _unit_number(name) for name in set(names)}
+  for name, number in numbers.items():
+    other = known_names.setdefault(number, name)
+    if other != name:
+      raise InputError(
+        f"{unit} {other!r} and {name!r} have one number, by chance: rename one."
+      )
+  return [numbers[name] for name in names]
+
+
+def _unit_number(name: str) -> int:
+  """The first 63 bits of a name's BLAKE2b."""
+  encoded = name.encode(errors="surrogatepass")
+  digest = hashlib.blake2b(encoded, digest_size=8).digest()
+  return int.from_bytes(digest) >> 1
+
+
+def units_of_files(
+  units: str, images: Sequence[str], passed_over: Sequence[str], prefix: str
+) -> tuple[str, list[int]]:
+  """The public name of the unit, and a `unit_id` for each image file.
+
+  Args:
+    units: FILE.csv with the columns `file` and, say, `patient`; or a regular
+      expression with one group that has a name: `/(?P<patient>[^/_]+)_`.
+    images: paths, relative to the folder that the table is about.
+    passed_over: paths of other files there, which the table may name.
+    prefix: of the paths of this split ("train/", or nothing); a table may have
+      rows of other splits.
+
+  Raises:
+    InputError: `units` is neither; an image has no unit; a row is there twice,
+      or names a file that does not exist.
+  """
+  if units.lower().endswith(".csv"):
+    unit, owner_of = _read_owners(units)
+    strays: list[str] = []
+    for path in sorted(owner_of.keys() - {*images, *passed_over}):
+      if path.startswith(prefix) and not is_ignored(path):
+        strays.append(path)
+    if strays:
+      raise InputError(
+        f"{units!r} names files that are not in the data set:"
+        f" {format_names(strays)}; remove their rows."
+      )
+    owners = [owner_of.get(image) for image in images]
+  else:
+    unit, owners = _search_owners(units, images)
+  numbers = units_of_column(
+    owners, f"{unit} in {units!r}", lambda row: images[row]
+  )
+  return unit, numbers
+
+
+def _search_owners(
+  units: str, images: Sequence[str]
+) -> tuple[str, list[str | None]]:
+  """The unit that an expression names, and what it finds in each path."""
+  try:
+    pattern = re.compile(units)
+  except (re.error, ValueError, OverflowError) as error:
+    raise _not_units(units) from error
+  if pattern.groups != 1 or len(pattern.groupindex) != 1:
+    raise _not_units(units)
+  (unit,) = pattern.groupindex
+  check_unit_name(unit)
+  owners: list[str | None] = []
+  for image in images:
+    found = pattern.search(image)
+    owners.append(found[1] if found else None)
+  is_one = len(owners) > 1 and len(set(owners)) == 1
+  if is_one and owners[0]:
+    raise InputError(
+      f"--units {units!r}: all images are of the {unit} {owners[0]!r}, as if"
+      " it had found a folder's name; begin it with '/'."
+    )
+  return unit, owners
+
+
+def _not_units(units: str) -> InputError:
+  return InputError(
+    f"--units {units!r} must be FILE.csv, or a regular expression with one"
+    " group, named after the unit: '(?P<patient>…)'."
+  )
+
+
+def _read_owners(path: str) -> tuple[str, dict[str, str]]:
+  """The name of the unit, and the owner of each file, of a CSV table."""
+  try:
+    text = read_regular(path).decode("utf-8-sig")
+    lines = list(
+      csv.reader(
+        io.StringIO(text, newline=""), skipinitialspace=True, strict=True
+      )
+    )
+  except (UnicodeDecodeError, csv.Error) as error:
+    raise InputError(
+      f"{path!r} is not a valid CSV file in UTF-8: {error}."
+    ) from error
+  rows = [[field.strip() for field in line] for line in lines]
+  header = rows[0] if rows else []
+  if len(header) != 2 or header[0] != "file":
+    raise InputError(
+      f"{path!r} begins with {','.join(header)[:80]!r}: its first line must be"
+      ' "file," and what owns an image, such as file,patient.'
+    )
+  unit = header[1]
+  check_unit_name(unit)
+  owner_of: dict[str, str] = {}
+  for row in rows[1:]:
+    if not row:
+      continue
+    if len(row) != 2:
+      raise InputError(f"{path!r}: {row[0]!r} has {len(row)} fields, not 2.")
+    file = posixpath.normpath(row[0])
+    if file in owner_of:
+      raise InputError(f"{path!r} has {file!r} more than once.")
+    owner_of[file] = row[1]
+  return unit, owner_of

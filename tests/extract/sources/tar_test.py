@@ -1,0 +1,59 @@
+"""Samples of WebDataset's tars, and tars that have none."""
+
+import pytest
+
+from tests.extract.refusals import refused
+from tests.extract.sources.fixtures import open_dataset, write_tar
+
+
+@pytest.mark.parametrize(
+  ("members", "message"),
+  [
+    ({"a.cls": b"0"}, "samples without an image, .*: 'a.cls'"),
+    ({"a.png": b"", "a.jpg": b"", "a.cls": b"0"}, "samples without an image"),
+    ({"a.png": b"x", "a.json": b"[]"}, "'a.json' cannot be read"),
+    ({"a.png": b"x", "a.json": b"[" * 10**5}, "'a.json' cannot be read"),
+    ({"a.png": b"x", "a.cls": b"\xff"}, "'a.cls' cannot be read"),
+    ({"a.png": b"x"}, r"images without a label 'label' .*x.tar\[0\]"),
+    ({"a.png": None, "a.cls": b"0"}, "'a.png' is cut short, a link or"),
+    ({"a.png": b"x", "./a.png": b"x"}, "'./a.png' more than once"),
+    ({"a\n.png": b"x", "a\n.jpg": b"x"}, r"'a\\n.png'"),
+  ],
+)
+def test_a_tar_of_incomplete_samples_is_refused_and_names_them(
+  tmp_path, members, message
+):
+  write_tar(tmp_path / "x.tar", members)
+  with refused(message):
+    open_dataset(tmp_path / "x.tar", num_classes=2)
+
+
+def test_a_tar_with_files_beside_its_samples_is_read_without_them(tmp_path):
+  sample = {"./b/1.png": b"x", "./b/1.cls": b"1"}
+  others = {"__MACOSX/b/1.png": b"y", "b/.1.png": b"z", "README": b""}
+  write_tar(tmp_path / "x.tar", others | sample)
+  assert [*open_dataset(tmp_path / "x.tar", num_classes=2)] == [(1, b"x", None)]
+
+
+def test_a_tar_without_samples_has_no_examples(tmp_path):
+  write_tar(tmp_path / "x.tar", {"README": b""})
+  assert len(open_dataset(tmp_path / "x.tar", num_classes=2)) == 0
+
+
+@pytest.mark.parametrize("damage", ["a byte of a header", "the end is missing"])
+def test_a_tar_that_is_damaged_in_the_middle_is_refused(tmp_path, damage):
+  """Python stops at a damaged header, as at the end of a file, in silence."""
+  path = tmp_path / "a.tar"
+  members: dict[str, bytes | None] = {}
+  for i in range(4):
+    members[f"{i}.png"] = b"0"
+    members[f"{i}.cls"] = b"0"
+  write_tar(path, members)
+  data = path.read_bytes()
+  header = data.index(b"2.png")
+  if damage == "the end is missing":
+    path.write_bytes(data[:header])
+  else:
+    path.write_bytes(data[: header + 3] + b"x" + data[header + 4 :])
+  with refused("damaged, or cut short"):
+    open_dataset(path, num_classes=3)
