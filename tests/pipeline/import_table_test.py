@@ -123,7 +123,7 @@ def test_a_folder_of_parquet_files_is_read_in_the_order_of_names(tmp_path):
   found = rows_of(tmp_path / "c")["embedding"]
   np.testing.assert_array_equal(found, embedding)
   os.mkfifo(folder / "part-3.parquet")
-  with pytest.raises(InputError, match="or what is no file"):
+  with pytest.raises(InputError, match="what is not a file"):
     import_table(folder, tmp_path / "d", num_classes=K)
 
 
