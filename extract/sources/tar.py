@@ -216,7 +216,7 @@ def _end_of(start: int, size: int) -> int:
 def _values(
   content: BinaryIO, samples: Sequence[_Sample], key: str, path: str
 ) -> list[Any]:
-  """Of each sample the text of its file `key`, or that field of its json.
+  """The text of the file `key` of each sample, or that field of its json.
 
   None where the sample has no such file or field.
   """
