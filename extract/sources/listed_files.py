@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.sources.memory import MAX_IMAGE_BYTES
+from oneshot_dp.extract.sources.limits import MAX_IMAGE_BYTES
 from oneshot_dp.extract.storage import Store
 
 _IGNORED_NAMES = frozenset(("__MACOSX", "@eaDir", "lost+found"))

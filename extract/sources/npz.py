@@ -16,14 +16,14 @@ from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.labels import MissingFlagError
-from oneshot_dp.extract.sources.listed_files import File, format_names
-from oneshot_dp.extract.sources.memory import (
+from oneshot_dp.extract.sources.limits import (
   MAX_ARRAY_BYTES,
   MAX_COLUMN_BYTES,
   ByteCache,
   check_bytes,
   check_rows,
 )
+from oneshot_dp.extract.sources.listed_files import File, format_names
 
 _NPZ = "npz of plain arrays"
 _HEADER_BYTES = 1 << 16

@@ -18,13 +18,13 @@ from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.labels import resolve_choice
-from oneshot_dp.extract.sources.listed_files import File
-from oneshot_dp.extract.sources.memory import (
+from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,
   MAX_IMAGE_BYTES,
   check_bytes,
   check_rows,
 )
+from oneshot_dp.extract.sources.listed_files import File
 
 _BINARY = (pa.binary(), pa.large_binary(), pa.binary_view())
 _STRINGS = (pa.string(), pa.large_string(), pa.string_view())

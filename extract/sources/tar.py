@@ -18,8 +18,8 @@ from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.images import IMAGE_SUFFIXES
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_format import FileRows
+from oneshot_dp.extract.sources.limits import check_rows
 from oneshot_dp.extract.sources.listed_files import File, format_names
-from oneshot_dp.extract.sources.memory import check_rows
 
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_NAME_BYTES = 1 << 20

@@ -22,8 +22,8 @@ from oneshot_dp.configs.extract_config import (
 )
 from oneshot_dp.extract.files import open_regular
 from oneshot_dp.extract.sources.labels import class_names, resolve_choice
+from oneshot_dp.extract.sources.limits import MAX_COLUMN_BYTES
 from oneshot_dp.extract.sources.listed_files import File
-from oneshot_dp.extract.sources.memory import MAX_COLUMN_BYTES
 from oneshot_dp.extract.sources.source import Example, Source
 
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
