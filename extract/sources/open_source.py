@@ -162,7 +162,7 @@ def _check_length(file: File, rows: FileRows, count: int) -> None:
 
 
 def _locations(all_rows: Sequence[FileRows]) -> np.ndarray:
-  """Of each row of all files the number of its file, and its location there."""
+  """The number of its file, and its location there, of each row."""
   parts = [np.zeros((0, 3), np.int64)]
   for number, rows in enumerate(all_rows):
     part = np.full((len(rows.locations), 3), number, np.int64)

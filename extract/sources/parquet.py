@@ -237,7 +237,7 @@ def _is_part(path: str, column: str) -> bool:
 
 
 def _locations(content: Any, path: str) -> np.ndarray:
-  """Of each row its row group, and its number in it."""
+  """The row group of each row, and its number in the group."""
   content.seek(0)
   groups = _row_groups(parquet.ParquetFile(content))
   sizes = [group.num_rows for group in groups]
