@@ -23,6 +23,8 @@ from oneshot_dp.linear_dp.statistics import (
 
 _BATCH_ROWS = 1024
 _TOP = 5
+MAX_CONFUSION_CLASSES = 100
+"""Of more classes no confusion matrix is counted: it has K² numbers a head."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,9 @@ class Accuracy:
     balanced: mean of `recall` over the classes that have rows.
     recall: top-1 accuracy of each class; None for a class without rows.
     class_rows: the number of rows of each class.
+    confusion: [K, K], how many rows of each class (first index) were answered
+      with each class (second); rows with a NaN logit are not among them. None
+      of more than `MAX_CONFUSION_CLASSES` classes.
   """
 
   top1: float
@@ -46,6 +51,7 @@ class Accuracy:
   balanced: float | None = None
   recall: tuple[float | None, ...] | None = None
   class_rows: tuple[int, ...] | None = None
+  confusion: tuple[tuple[int, ...], ...] | None = None
 
 
 def evaluate_heads(
@@ -120,6 +126,10 @@ class _HitCounts:
     )
     self._first = np.zeros((len(heads), num_classes), np.int64)
     self._among_top = np.zeros(len(heads), np.int64)
+    self._confusion: np.ndarray | None = None
+    if num_classes <= MAX_CONFUSION_CLASSES:
+      shape = (len(heads), num_classes, num_classes)
+      self._confusion = np.zeros(shape, np.int64)
 
   def add(self, embedding: np.ndarray, label: np.ndarray) -> None:
     """Counts a block's rows [r, d] with their labels [r]."""
@@ -131,11 +141,21 @@ class _HitCounts:
       batch_label = _padded_batch(label, start, fill=-1)
       for index, head in enumerate(self.heads):
         kernel, bias = self._weights[index]
-        first, among_top = _hits(
+        first, among_top, answer = _hits(
           head.unit_norm, kernel, bias, batch, batch_label
         )
         self._first[index] += first
         self._among_top[index] += among_top
+        if self._confusion is not None:
+          self._count_answers(self._confusion[index], batch_label, answer)
+
+  def _count_answers(
+    self, confusion: np.ndarray, label: np.ndarray, answer: Array
+  ) -> None:
+    """Adds rows that have a label and an answer to a confusion matrix."""
+    answers = np.asarray(answer)
+    is_counted = (label >= 0) & (answers >= 0)
+    np.add.at(confusion, (label[is_counted], answers[is_counted]), 1)
 
   def accuracy(self, index: int) -> Accuracy:
     """Returns the accuracy of one head on all rows so far."""
@@ -144,6 +164,9 @@ class _HitCounts:
     for hits, rows in zip(self._first[index], self.class_rows, strict=True):
       recall.append(float(hits / rows) if rows else None)
     present = [share for share in recall if share is not None]
+    confusion = None
+    if self._confusion is not None:
+      confusion = tuple(tuple(row) for row in self._confusion[index].tolist())
     return Accuracy(
       top1=int(self._first[index].sum()) / num_rows,
       top5=int(self._among_top[index]) / num_rows,
@@ -151,6 +174,7 @@ class _HitCounts:
       balanced=float(np.mean(present)),
       recall=tuple(recall),
       class_rows=tuple(self.class_rows.tolist()),
+      confusion=confusion,
     )
 
 
@@ -163,8 +187,12 @@ def _padded_batch(column: np.ndarray, start: int, *, fill: int) -> np.ndarray:
 @functools.partial(jax.jit, static_argnames="unit_norm")
 def _hits(
   unit_norm: bool, kernel: Array, bias: Array, embedding: Array, label: Array
-) -> tuple[Int[Array, " K"], Int[Array, ""]]:
-  """Counts rows whose label has the largest logit, by class, and among five."""
+) -> tuple[Int[Array, " K"], Int[Array, ""], Int[Array, " rows"]]:
+  """Counts rows whose label has the largest logit, by class, and among five.
+
+  Returns also the class that each row is answered with: the first of those with
+  the largest logit, or -1 if a logit is NaN.
+  """
   head = LinearHead(kernel=kernel, bias=bias, unit_norm=unit_norm)
   logits = head.logits(embedding.astype(jnp.float32))
   label_logit = jnp.take_along_axis(logits, label[:, None], axis=1)
@@ -177,7 +205,9 @@ def _hits(
   is_row = label >= 0
   is_first = is_row & (rank < 1)
   by_class = jnp.zeros(logits.shape[1], jnp.int32).at[label].add(is_first)
-  return by_class, (is_row & (rank < _TOP)).sum()
+  is_nan = jnp.isnan(logits).any(axis=1)
+  answer = jnp.where(is_nan, -1, logits.argmax(axis=1))
+  return by_class, (is_row & (rank < _TOP)).sum(), answer
 
 
 def private_accuracies(

@@ -9,6 +9,7 @@ import io
 import math
 import re
 import statistics
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -88,7 +89,11 @@ def pictures_of(
   files = {}
   for suffix in metadata:
     file = io.BytesIO()
-    figure.savefig(file, format=suffix, metadata=metadata[suffix])
+    with warnings.catch_warnings():
+      # A data set may be named in letters that Matplotlib's font lacks: it
+      # draws boxes for them, and warns of each.
+      warnings.filterwarnings("ignore", "Glyph .* missing from font")
+      figure.savefig(file, format=suffix, metadata=metadata[suffix])
     files[f"accuracy.{suffix}"] = file.getvalue()
   return files
 

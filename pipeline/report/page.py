@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.files import disk_errors, write_once
@@ -38,6 +39,9 @@ PAGE = "report.html"
 _MAX_LISTED_CLASSES = 60
 _WEAKEST_CLASSES = 30
 """Of more than `_MAX_LISTED_CLASSES` classes only so many have a line each."""
+_MAX_MATRIX_CLASSES = 12
+"""Of more classes a confusion matrix is no table to read on a page."""
+_LISTED_CONFUSIONS = 20
 
 
 class _HeadLine(NamedTuple):
@@ -67,6 +71,36 @@ class _ClassLine(NamedTuple):
   name: str
   recall: float | None
   test_rows: int | None
+
+
+class _MatrixLine(NamedTuple):
+  """A line of the confusion matrix.
+
+  Attributes:
+    name: the class that the test rows are of.
+    counts: how many were answered with each class; of several draws the mean.
+    shares: the same as fractions of the line.
+  """
+
+  name: str
+  counts: list[float]
+  shares: list[float]
+
+
+class _Confusion(NamedTuple):
+  """Test rows of one class that were answered with another.
+
+  Attributes:
+    label: the class they are of.
+    answer: the class they were answered with.
+    rows: how many; of several draws the mean.
+    share: of all test rows of their class, a fraction.
+  """
+
+  label: str
+  answer: str
+  rows: float
+  share: float
 
 
 def write_report(directory: Path) -> Path:
@@ -145,6 +179,8 @@ def _template_values(run: Run) -> dict[str, Any]:
     "shows_top5": False,
     "classes": [],
     "classes_without_rows": 0,
+    "matrix": [],
+    "confusions": [],
   }
   if run.facts is not None:
     values |= _scored_values(run, run.facts, chosen, private_rows)
@@ -174,7 +210,46 @@ def _scored_values(
     "shows_top5": shows_top5(len(class_names)),
     "classes": _class_lines(chosen, class_names, counts),
     "classes_without_rows": empty_classes,
+    **_confusion_values(chosen, class_names),
   }
+
+
+def _confusion_values(
+  chosen: Sequence[HeadRow], names: Sequence[str]
+) -> dict[str, Any]:
+  """The confusion matrix, mean over draws, and its largest wrong entries."""
+  matrices = [row.confusion for row in chosen if row.confusion is not None]
+  if not matrices:
+    return {}
+  counts = np.mean(np.array(matrices, np.float64), axis=0)
+  shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+  matrix = []
+  if len(names) <= _MAX_MATRIX_CLASSES:
+    for i, name in enumerate(names):
+      matrix.append(_MatrixLine(name, counts[i].tolist(), shares[i].tolist()))
+  return {
+    "matrix": matrix,
+    "confusions": _largest_confusions(counts, shares, names),
+  }
+
+
+def _largest_confusions(
+  counts: np.ndarray, shares: np.ndarray, names: Sequence[str]
+) -> list[_Confusion]:
+  """The pairs of classes that are confused most often, in that order."""
+  confusions = []
+  for label, answer in zip(*np.nonzero(counts), strict=True):
+    if label != answer:
+      confusions.append(
+        _Confusion(
+          label=names[label],
+          answer=names[answer],
+          rows=float(counts[label, answer]),
+          share=float(shares[label, answer]),
+        )
+      )
+  confusions.sort(key=lambda pair: -pair.rows)
+  return confusions[:_LISTED_CONFUSIONS]
 
 
 def _choose_draws(rows: Sequence[HeadRow]) -> list[HeadRow]:

@@ -23,7 +23,7 @@ MIN_CLASSES_FOR_TOP5 = 6
 """With fewer classes nearly every row has its label among the best five."""
 _NORMAL_95 = 1.959964
 """Standard deviations that a 95 % interval of Gaussian noise reaches out."""
-_ARRAY_COLUMNS = ("recall",)
+_ARRAY_COLUMNS = ("recall", "confusion")
 """Fields of a `HeadRow` that results.csv leaves out."""
 
 
@@ -47,6 +47,9 @@ class HeadRow:
       it was not paid for.
     recall: top-1 accuracy within each class, [K]; None for a class without test
       rows. None as a whole where it was not paid for.
+    confusion: [K, K], how many test rows of each class (first index) were
+      answered with each class (second). None where labels are private, and of
+      many classes.
   """
 
   path: str
@@ -61,6 +64,7 @@ class HeadRow:
   top5: float | None = None
   balanced: float | None = None
   recall: Sequence[float | None] | None = None
+  confusion: Sequence[Sequence[int]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ receipt says.
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -17,7 +18,8 @@ from oneshot_dp.extract.files import read_regular
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.report.results import FORMAT, EvaluationSet, HeadRow
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_MAX_COUNT = 2**53
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Epsilon = Annotated[float, msgspec.Meta(ge=0, le=1e308)]
 _EPSILON_TOLERANCE = 1e-6
@@ -87,6 +89,20 @@ class Run(NamedTuple):
   content: dict[str, Any]
 
 
+class Results(NamedTuple):
+  """What results.json holds.
+
+  Attributes:
+    rows: the heads.
+    facts: what a page shows of the run as a whole.
+    content: all but the heads, as it was written.
+  """
+
+  rows: tuple[HeadRow, ...]
+  facts: RunFacts
+  content: dict[str, Any]
+
+
 def read_run(directory: Path) -> Run:
   """Reads what `train` or `sweep` wrote with --out.
 
@@ -101,16 +117,16 @@ def read_run(directory: Path) -> Run:
       f"{directory} is neither a head nor a run: give the directory that"
       " `train` or `sweep` wrote with --out."
     )
-  rows, facts, content = _read_results(file)
+  results = parse_results(file, read_regular(file))
   receipts = {}
-  for row in rows:
+  for row in results.rows:
     head_folder = directory / row.path
     if not head_folder.resolve().is_relative_to(directory.resolve()):
       raise InputError(f"{file} names {row.path!r}, outside of {directory}.")
     receipts[row.path] = read_head(head_folder).receipt
     _check_against_receipt(file, row, receipts[row.path])
-    _check_classes(file, row, facts, receipts[row.path])
-  return Run(file, rows, receipts, facts, content)
+    _check_classes(file, row, results.facts, receipts[row.path])
+  return Run(file, results.rows, receipts, results.facts, results.content)
 
 
 def _single_head(directory: Path) -> Run:
@@ -120,11 +136,13 @@ def _single_head(directory: Path) -> Run:
   return Run(file, (row,), {".": receipt}, None, {})
 
 
-def _read_results(
-  file: Path,
-) -> tuple[tuple[HeadRow, ...], RunFacts, dict[str, Any]]:
-  """Reads results.json; nothing in it is NaN, infinite or out of bounds."""
-  text = read_regular(file)
+def parse_results(file: Path, text: bytes) -> Results:
+  """Parses results.json.
+
+  Raises:
+    InputError: it is damaged, or a number in it is NaN, infinite or out of
+      bounds.
+  """
   try:
     content = json.loads(text)
     if content["format"] != FORMAT:
@@ -152,7 +170,7 @@ def _read_results(
     raise InputError(
       f"{file} is damaged ({error!r:.100}); run the sweep again."
     ) from error
-  return rows, facts, content
+  return Results(rows, facts, content)
 
 
 def _check_numbers(row: HeadRow) -> None:
@@ -171,6 +189,9 @@ def _check_numbers(row: HeadRow) -> None:
     raise ValueError(f"noise_multiplier is {row.noise_multiplier:g}")
   if not 0 <= row.draw <= 10**6:
     raise ValueError("draw is out of range")
+  for counts in row.confusion or ():
+    if not all(0 <= count <= _MAX_COUNT for count in counts):
+      raise ValueError("confusion holds what is not a number of rows")
 
 
 def _check_against_receipt(
@@ -205,7 +226,13 @@ def _check_classes(
 ) -> None:
   """InputError: numbers of classes are of more or fewer than the head has."""
   num_classes = receipt["stated"]["num_classes"]
-  lengths = {"recall": row.recall, "test_counts": facts.test_counts}
+  lengths: dict[str, Sequence[Any] | None] = {
+    "recall": row.recall,
+    "test_counts": facts.test_counts,
+    "confusion": row.confusion,
+  }
+  for i, counts in enumerate(row.confusion or ()):
+    lengths[f"confusion of class {i}"] = counts
   for name, values in lengths.items():
     if values is not None and len(values) != num_classes:
       raise InputError(

@@ -62,6 +62,11 @@ def _run_on_first_host(plan: Plan, hosts: Hosts, delivery: Delivery) -> Answer:
   """Charges, trains, writes and shows; the other hosts add their rows."""
 
   def open_delivery() -> np.ndarray:
+    if plan.eval_rows is not None:
+      # Matplotlib takes most of a second to import.
+      from oneshot_dp.pipeline.runs.sweep_files import rehearse_sweep_files
+
+      rehearse_sweep_files(plan, plan.eval_rows)
     delivery.open()
     for line in [*warnings_of(plan), summary_of(plan)]:
       print(line, file=sys.stderr)

@@ -11,12 +11,17 @@ from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.report import results
 from oneshot_dp.pipeline.report.accuracy_plot import pictures_of
 from oneshot_dp.pipeline.report.page import write_report
+from oneshot_dp.pipeline.report.rehearsal import (
+  PlannedHead,
+  PlannedRun,
+  rehearse_report,
+)
 from oneshot_dp.pipeline.report.results import (
   NOT_PRIVATE,
   EvaluationSet,
   HeadRow,
 )
-from oneshot_dp.pipeline.runs.evaluation import Scores
+from oneshot_dp.pipeline.runs.evaluation import EvalRows, Scores
 from oneshot_dp.pipeline.runs.plan import Plan
 from oneshot_dp.pipeline.runs.training import WrittenHead
 
@@ -64,6 +69,51 @@ def write_sweep_files(
   )
 
 
+def rehearse_sweep_files(plan: Plan, eval_rows: EvalRows) -> None:
+  """Makes all files of a sweep of placeholder accuracies, and drops them.
+
+  It comes before the charge: whatever cannot be drawn or written out must not
+  cost a budget.
+
+  Raises:
+    InputError: something of the run cannot be shown.
+  """
+  heads = []
+  for job in plan.jobs:
+    if job.draw is None:
+      heads.append(PlannedHead(job.head, math.inf, 0))
+      continue
+    for epsilon in sorted(plan.request.epsilons):
+      heads.append(PlannedHead(job.head, epsilon, job.draw))
+  cache = eval_rows.role.cache
+  evaluation: dict[str, Any] = {
+    "labels": eval_rows.role.role,
+    "dataset": cache.info.dataset,
+    "split": cache.info.split,
+    "rows": str(cache.part),
+    "num_examples": max(1, cache.n),
+  }
+  if eval_rows.budget is not None:
+    evaluation |= {
+      "private": plan.source.is_private,
+      "epsilon": eval_rows.budget.epsilon,
+      "delta": eval_rows.budget.delta,
+      "accuracy_sd": 0.01,
+    }
+  rehearse_report(
+    PlannedRun(
+      heads=heads,
+      info=plan.train.cache.info,
+      part=plan.train.cache.part,
+      delta=plan.request.delta,
+      private=plan.source.is_private,
+      noise_source=plan.source.description,
+      evaluation=evaluation,
+      how=_how_scored(plan),
+    )
+  )
+
+
 def _row_of(plan: Plan, head: WrittenHead, accuracy: Accuracy) -> HeadRow:
   trained = head.trained
   epsilon = math.inf if trained.epsilon is None else trained.epsilon
@@ -83,6 +133,7 @@ def _row_of(plan: Plan, head: WrittenHead, accuracy: Accuracy) -> HeadRow:
     top5=accuracy.top5,
     balanced=accuracy.balanced,
     recall=accuracy.recall,
+    confusion=accuracy.confusion,
   )
 
 

@@ -254,3 +254,35 @@ def test_private_accuracies_count_rows_where_their_number_is_private():
   )
   (found,) = private_accuracies(sums, rows, [EYE], mu_squared=1.0)
   assert found.num_examples == 5000
+
+
+def test_confusion_counts_the_class_that_each_row_is_answered_with():
+  head = make_head(5, 4)
+  rows = block(200, 5, 4)
+
+  (accuracy,) = evaluate_heads([head], in_blocks(rows, 60))
+
+  logits = rows["embedding"].astype(np.float64) @ head.kernel + head.bias
+  expected = np.zeros((4, 4), int)
+  np.add.at(expected, (rows["label"], logits.argmax(axis=1)), 1)
+  np.testing.assert_array_equal(accuracy.confusion, expected)
+  assert np.trace(expected) / 200 == accuracy.top1
+
+
+def test_confusion_leaves_out_rows_without_an_answer():
+  head = make_head(5, 4)
+  rows = block(10, 5, 4)
+  rows["embedding"][3] = np.nan
+
+  (accuracy,) = evaluate_heads([head], [rows])
+
+  assert accuracy.confusion is not None
+  assert np.array(accuracy.confusion).sum() == 9
+
+
+def test_confusion_is_not_counted_of_many_classes():
+  many = evaluate.MAX_CONFUSION_CLASSES + 1
+
+  (accuracy,) = evaluate_heads([make_head(5, many)], [block(10, 5, many)])
+
+  assert accuracy.confusion is None

@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 
+import numpy as np
 import pytest
 
 from oneshot_dp.pipeline.heads.head_folder import write_head
@@ -161,6 +162,44 @@ def test_a_run_of_one_head_does_not_explain_a_choice(tmp_path):
   page = write_report(write_run(tmp_path, epsilons=(1.0,), draws=1))
 
   assert "This page is about one head of the run" not in text_of(page)
+
+
+def test_a_page_of_few_classes_has_their_confusion_matrix(tmp_path):
+  confusion = ((570, 30, 0), (200, 200, 0), (0, 0, 0))
+
+  page = write_report(write_run(tmp_path, confusion=confusion))
+
+  text = section_of(page, "confusion")
+  assert f"{NAMES[0]} 570 30 0" in text
+  assert f"{NAMES[1]} 200 200 0" in text
+  assert f"{NAMES[2]} 0 0 0" in text
+
+
+def test_a_page_of_many_classes_lists_what_is_confused_most(tmp_path):
+  names = tuple(f"class {i}" for i in range(13))
+  confusion = np.diag([90] * 13)
+  confusion[4, 7] = 25
+  confusion[2, 1] = 10
+
+  page = write_report(
+    write_run(
+      tmp_path,
+      class_names=names,
+      recall=(0.9,) * 13,
+      test_counts=(100,) * 13,
+      confusion=confusion.tolist(),
+    )
+  )
+
+  text = section_of(page, "confusion")
+  assert "class 4 class 7 25 21.7\xa0%" in text.replace(" %", "\xa0%")
+  assert text.index("class 4 class 7") < text.index("class 2 class 1")
+
+
+def test_a_page_of_noisy_accuracies_has_no_confusion_matrix(tmp_path):
+  run = write_run(tmp_path, evaluation=NOISY, confusion=((1, 0, 0),) * 3)
+
+  assert "taken for what" not in text_of(write_report(run))
 
 
 @pytest.mark.parametrize(

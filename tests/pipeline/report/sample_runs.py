@@ -53,6 +53,7 @@ def write_run(
   class_names=NAMES,
   recall=(0.95, 0.5, None),
   test_counts=(600, 400, 0),
+  confusion=None,
 ):
   """Writes a run as `sweep` leaves it, without a ledger; returns its folder."""
   source = NoiseSource(seed=seed)
@@ -83,6 +84,7 @@ def write_run(
         top5=1.0 if is_exact else None,
         balanced=0.85 if is_exact else None,
         recall=recall if is_exact else None,
+        confusion=confusion if is_exact else None,
       )
     )
   facts = {

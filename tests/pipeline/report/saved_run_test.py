@@ -87,6 +87,11 @@ def test_results_of_heads_elsewhere_are_refused(run, capsys):
     ("noise_multiplier", 1e308),
     ("draw", 10**15),
     ("draw", -2),
+    ("confusion", [[1, 2, 3]]),
+    ("confusion", [[1, 2], [3, 4], [5, 6]]),
+    ("confusion", [[1, 2, 3], [4, 5, 6], [7, 8, -1]]),
+    ("confusion", [[1, 2, 3], [4, 5, 6], [7, 8, 10**30]]),
+    ("confusion", [[1, 2, 3], [4, 5, 6], [7, 8, 1e308]]),
   ],
 )
 def test_a_head_s_number_out_of_bounds_is_one_line(run, name, value):
