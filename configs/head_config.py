@@ -94,6 +94,55 @@ class PublicStart:
     return kernel - kernel.mean(axis=1, keepdims=True)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class UnlabeledRows:
+  """Public embeddings without labels, from which a head may learn as well.
+
+  Attributes:
+    embeddings: array [m, d] float32; must not depend on private rows.
+    sha256: SHA-256 of the array.
+  """
+
+  embeddings: Any  # so that --help does not wait for NumPy
+  sha256: str
+
+  @classmethod
+  def of(cls, embeddings: Any, *, feature_dim: int) -> Self:
+    """Checks embeddings.
+
+    Args:
+      embeddings: [m, d] floats, at least one row.
+      feature_dim: d.
+
+    Returns:
+      The rows, in float32.
+
+    Raises:
+      InputError: these are not [m, d] floats, or one is not finite in float32.
+    """
+    import numpy as np
+
+    array = np.asarray(embeddings)
+    # Of kind "V" are bfloat16 and the like.
+    is_rows = array.ndim == 2 and len(array) and array.shape[1] == feature_dim
+    if array.dtype.kind not in "fV" or not is_rows:
+      raise InputError(
+        f"unlabeled is {array.dtype} {array.shape}: give floats of shape"
+        f" [m, {feature_dim}], at least one row."
+      )
+    with np.errstate(over="ignore"):  # what leaves float32 is refused below
+      array = np.ascontiguousarray(array, np.float32)
+    finite = np.isfinite(array).all(axis=1)
+    if not finite.all():
+      raise InputError(
+        f"unlabeled[{finite.argmin()}] is not finite in float32: correct the"
+        " row, or leave it out."
+      )
+    return cls(
+      embeddings=array, sha256=hashlib.sha256(array.tobytes()).hexdigest()
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadOptions:
   """Options of the head `auto`; the heads of one step have none.
@@ -101,14 +150,19 @@ class HeadOptions:
   Attributes:
     balanced: weight all classes equally, however rare.
     start: public vectors by class, to start from at no cost.
+    unlabeled: public rows that the head names, and learns from; a noisy number
+      decides whether that helped.
   """
 
   balanced: bool = False
   start: PublicStart | None = None
+  unlabeled: UnlabeledRows | None = None
 
   def as_json(self) -> dict[str, Any]:
     """The options as a receipt states them."""
     options: dict[str, Any] = {"balanced": self.balanced}
     if self.start is not None:
       options["start_sha256"] = self.start.sha256
+    if self.unlabeled is not None:
+      options["unlabeled_sha256"] = self.unlabeled.sha256
     return options

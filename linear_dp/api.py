@@ -10,7 +10,12 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import HeadName, HeadOptions, PublicStart
+from oneshot_dp.configs.head_config import (
+  HeadName,
+  HeadOptions,
+  PublicStart,
+  UnlabeledRows,
+)
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.dataset import PrivateDataset
 from oneshot_dp.linear_dp.heads.registry import HEADS
@@ -34,6 +39,7 @@ def train_heads(
   unit_ids: Any = None,
   balanced: bool = False,
   start: Any = None,
+  unlabeled: Any = None,
   weak_privacy: bool = False,
   source: NoiseSource | None = None,
   charge: Callable[[Fraction, NoiseSource], object] | None = None,
@@ -73,6 +79,10 @@ def train_heads(
     start: [K, d] numbers, for "auto" alone: a public vector for each class,
       such as a text tower's embedding of its name. It must not depend on
       private rows.
+    unlabeled: [m, d] floats, for "auto" alone: public embeddings of the same
+      kind, without labels. The private head names them, and a second head
+      learns from the names. For 2 % of the budget, a noisy number decides
+      which of the two is returned; `trained.options["self_trained"]` says it.
     weak_privacy: allow a δ of 1/n or more, and an ε above 20.
     source: the random bits of the noise; None means the operating system's. A
       source with a seed marks the heads as NOT PRIVATE.
@@ -103,7 +113,12 @@ def train_heads(
     public_start = PublicStart.of(
       start, num_classes=data.num_classes, feature_dim=data.feature_dim
     )
-  options = HeadOptions(balanced=balanced, start=public_start)
+  unlabeled_rows = None
+  if unlabeled is not None:
+    unlabeled_rows = UnlabeledRows.of(unlabeled, feature_dim=data.feature_dim)
+  options = HeadOptions(
+    balanced=balanced, start=public_start, unlabeled=unlabeled_rows
+  )
   check_plan(
     head=head,
     n=data.n,
@@ -151,6 +166,7 @@ def train_head(
   unit_ids: Any = None,
   balanced: bool = False,
   start: Any = None,
+  unlabeled: Any = None,
   weak_privacy: bool = False,
   source: NoiseSource | None = None,
   charge: Callable[[Fraction, NoiseSource], object] | None = None,
@@ -180,6 +196,7 @@ def train_head(
     unit_ids: whose each row is, or None.
     balanced: weigh all classes equally.
     start: public vectors to start from, or None.
+    unlabeled: public embeddings to learn from as well, or None.
     weak_privacy: allow a weak guarantee.
     source: the random bits, or None.
     charge: called once before any noise is drawn, or None.
@@ -201,6 +218,7 @@ def train_head(
     unit_ids=unit_ids,
     balanced=balanced,
     start=start,
+    unlabeled=unlabeled,
     weak_privacy=weak_privacy,
     source=source,
     charge=charge,

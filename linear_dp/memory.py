@@ -11,6 +11,7 @@ _ID_BYTES_PER_ROW = 16
 _SHARDS_IN_MEMORY = 24  # of which 4 are read at once
 _BYTES_BESIDE_AN_EMBEDDING = 32
 _UNIT_BYTES_PER_NUMBER = 18
+_UNLABELED_BYTES_PER_NUMBER = 28
 
 
 def memory_needed(
@@ -21,6 +22,7 @@ def memory_needed(
   num_classes: int,
   privacy_unit: str,
   shard_rows: int = 0,
+  unlabeled_rows: int = 0,
 ) -> int:
   """Returns about how many bytes training a head holds at most.
 
@@ -31,6 +33,7 @@ def memory_needed(
     num_classes: K.
     privacy_unit: "example", or the name of a unit that may have many rows.
     shard_rows: rows in a shard of the cache that is read; 0 for arrays.
+    unlabeled_rows: public rows that the head teaches on.
   """
   needed = _PROCESS_BYTES
   needed += _BYTES_PER_WEIGHT * num_classes * feature_dim
@@ -44,6 +47,8 @@ def memory_needed(
     # Rows of a unit are gathered, and replaced by a mean row of 8 bytes a
     # number for each of its classes.
     needed += _UNIT_BYTES_PER_NUMBER * n * feature_dim
+  # Public rows are held in float32, and at norm 1 and centered in float64.
+  needed += _UNLABELED_BYTES_PER_NUMBER * unlabeled_rows * feature_dim
   return needed + HEADS[head].extra_memory(
     n=n, feature_dim=feature_dim, num_classes=num_classes
   )

@@ -135,6 +135,30 @@ def correct_predictions(
   return jnp.where(jnp.stack(hits, axis=1), share[:, None], 0)
 
 
+@row_statistic(id="prediction_gain", one_column=True)
+def prediction_gain(
+  row: Array, label: Array, weight: Array, kernels: Array, biases: Array
+) -> Array:
+  """w where the second of two heads alone is right, −w where the first, [1, 1].
+
+  Both right counts would cost twice the noise in each: a row may be right in
+  both, but it moves their difference by its weight at most.
+
+  Args:
+    row: integers [c, d].
+    label: [c].
+    weight: [c].
+    kernels: [2, d, K], from `integer_heads`.
+    biases: [2, K], from `integer_heads`.
+  """
+  first, second = (
+    (row.astype(jnp.float64) @ kernel + bias).argmax(axis=1) == label
+    for kernel, bias in zip(kernels, biases, strict=True)
+  )
+  gain = second.astype(jnp.int32) - first.astype(jnp.int32)
+  return (gain * weight)[:, None]
+
+
 @row_statistic(id="residual")
 def residual(
   row: Array,

@@ -12,9 +12,14 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadName, HeadOptions
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
-from oneshot_dp.linear_dp.heads.contract import HeadState
+from oneshot_dp.linear_dp.heads.contract import HeadResult, HeadState
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.heads.registry import HEADS
+from oneshot_dp.linear_dp.heads.self_training import (
+  CHOICE_SHARE,
+  SelfTrainer,
+  choose_head,
+)
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums, Release
 from oneshot_dp.linear_dp.rows import Rows
@@ -49,7 +54,8 @@ class TrainedHead:
     state: what a head with a larger ε goes on from, all public: estimates of
       statistics under "estimate/NAME/ID", their precisions under
       "precision/NAME/ID", and the arrays of `HeadState`.
-    options: as receipts state them.
+    options: as receipts state them; of a head with public unlabeled rows, also
+      whether it is the one that learned from them ("self_trained").
     noise_source: where the random bits came from, as receipts state it.
     private: False for a baseline, or if the noise is that of a seed.
   """
@@ -158,6 +164,12 @@ def check_plan(
     raise InputError(
       f"--from needs the same kind of head: give --head {parent_head.name}."
     )
+  unlabeled = parent_head.options.get("unlabeled_sha256")
+  if unlabeled and given.get("unlabeled_sha256") != unlabeled:
+    raise InputError(
+      "the head to go on from had public unlabeled rows: give the same ones"
+      " again (--unlabeled)."
+    )
   if not given.items() <= dict(parent_head.options).items():
     raise InputError(
       f"the head to go on from has {parent_head.options}, not {given}."
@@ -180,7 +192,8 @@ def train(
   """Trains a head for each ε, the smallest first.
 
   Each larger ε buys the difference in μ², and adds what it releases to what is
-  known already.
+  known already. With public unlabeled rows, the head of each ε teaches a second
+  one on them, and a release of 2 % of the μ² chooses between both.
 
   Formal guarantees: the head of each ε is (ε, δ)-DP in REPLACE_SPECIAL, and all
   heads together are as private as that of the largest ε. All releases are
@@ -197,7 +210,8 @@ def train(
     delta: of each head.
     mu_squared_budget: from `cost(...)`; it was charged before.
     source: the random bits.
-    options: settings of the head; those of `parent_head`, if there is one.
+    options: settings of the head; with `parent_head`, its settings hold, and
+      only the unlabeled rows are taken from here.
     draw: which of several heads with one ε these are.
     parent_head: a head of the same rows to go on from.
 
@@ -213,22 +227,23 @@ def train(
   if parent_head is not None:
     stated_options = dict(parent_head.options)
     # A public start is where the first head began; it is in the state.
-    options = HeadOptions(balanced=bool(stated_options.get("balanced")))
+    options = HeadOptions(
+      balanced=bool(stated_options.get("balanced")),
+      unlabeled=options.unlabeled,
+    )
     spent_mu_squared = parent_head.mu_squared or 0.0
     state = HeadState.from_arrays(parent_head.state)
     estimates = _estimates_from_arrays(parent_head.state)
     earlier_releases = parent_head.releases
 
   sums = PrivateSums(source, mu_squared_budget, estimates)
+  maker = _HeadMaker(head, sums, rows, options)
   for epsilon in sorted(epsilons):
     mu_squared = mu_squared_from_epsilon(epsilon, delta)
-    result = HEADS[head].make(
-      sums,
-      rows,
+    result, choice = maker.make(
       new_mu_squared=mu_squared - spent_mu_squared,
       spent_mu_squared=spent_mu_squared,
       state=state,
-      options=options,
     )
     state = result.state
     spent_mu_squared = mu_squared
@@ -242,7 +257,7 @@ def train(
       mu_squared=mu_squared,
       releases=(*earlier_releases, *sums.releases),
       state=arrays | _estimates_to_arrays(sums.estimates),
-      options=stated_options,
+      options=stated_options | choice,
       noise_source=source.description,
       private=source.is_private,
     )
@@ -261,21 +276,77 @@ def baseline(
     options: settings of the head.
   """
   options = options or HeadOptions()
-  result = HEADS[head].make(
-    PrivateSums(None, 0.0),
-    rows,
-    new_mu_squared=math.inf,
-    spent_mu_squared=0.0,
-    state=None,
-    options=options,
+  maker = _HeadMaker(head, PrivateSums(None, 0.0), rows, options)
+  result, choice = maker.make(
+    new_mu_squared=math.inf, spent_mu_squared=0.0, state=None
   )
   return TrainedHead(
     head=result.head,
     name=head,
-    options=options.as_json(),
+    options=options.as_json() | choice,
     noise_source="no noise",
     private=False,
   )
+
+
+class _HeadMaker:
+  """Makes heads of one kind, and lets each teach on public unlabeled rows.
+
+  Args:
+    name: the kind of head.
+    sums: the Gaussian mechanism.
+    rows: the private rows.
+    options: settings of the head.
+  """
+
+  def __init__(
+    self, name: str, sums: PrivateSums, rows: Rows, options: HeadOptions
+  ):
+    self._spec = HEADS[name]
+    self._sums = sums
+    self._rows = rows
+    self._options = options
+    self._trainer: SelfTrainer | None = None
+    if options.unlabeled is not None:
+      self._trainer = SelfTrainer(options.unlabeled.embeddings)
+
+  def make(
+    self,
+    *,
+    new_mu_squared: float,
+    spent_mu_squared: float,
+    state: HeadState | None,
+  ) -> tuple[HeadResult, dict[str, bool]]:
+    """Makes a head, or its student on public rows if that is better.
+
+    Args:
+      new_mu_squared: what all releases of this head may cost together.
+      spent_mu_squared: what those of the head before cost; 0 if there is none.
+      state: of the head before.
+
+    Returns:
+      The head, with the state of the teacher: a larger ε goes on from that. And
+      what its receipt says about the choice; nothing without unlabeled rows.
+    """
+    choice_share = CHOICE_SHARE if self._trainer is not None else 0.0
+    result = self._spec.make(
+      self._sums,
+      self._rows,
+      new_mu_squared=(1 - choice_share) * new_mu_squared,
+      spent_mu_squared=(1 - choice_share) * spent_mu_squared,
+      state=state,
+      options=self._options,
+    )
+    if self._trainer is None:
+      return result, {}
+    head, is_student = choose_head(
+      self._sums,
+      self._rows,
+      teacher=result.head,
+      student=self._trainer.student_of(result.head),
+      mu_squared=choice_share * new_mu_squared,
+    )
+    return HeadResult(head, result.state), {"self_trained": is_student}
 
 
 def _estimates_from_arrays(arrays: Mapping[str, np.ndarray]) -> Estimates:

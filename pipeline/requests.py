@@ -42,6 +42,7 @@ class TrainRequest:
     delta: δ of every guarantee of the run.
     out: the folder to write.
     start: an npz file of public vectors by class name, to start from.
+    unlabeled: the folder of a cache of public rows, to learn from as well.
     balanced: weight all classes equally.
     parent: an earlier head to continue from.
     num_draws: independent draws of noise; each is charged.
@@ -60,6 +61,7 @@ class TrainRequest:
   delta: float
   out: Path
   start: Path | None = None
+  unlabeled: Path | None = None
   balanced: bool = False
   parent: Path | None = None
   num_draws: int = 1

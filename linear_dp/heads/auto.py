@@ -5,9 +5,10 @@ r"""`auto`: private centering and whitening, then noisy gradient descent.
 2. Where there are enough rows, their second moment is released. The inverse
    square root A of their covariance (with a ridge as large as the noise) is
    then public; rows are multiplied by A and brought back to norm 1.
-3. 19 full-batch steps with momentum follow, each along a noisy sum of clipped
-   gradients of the softmax cross-entropy. They begin at zero weights, at a
-   public start, or at the head with a smaller ε.
+3. 19 full-batch steps with momentum follow, or 40 where there is little noise,
+   each along a noisy sum of clipped gradients of the softmax cross-entropy.
+   They begin at zero weights, at a public start, or at what is kept of the head
+   with a smaller ε (`nesting`).
 
 With `balanced`, the rows of each class are counted with noise. The logs of the
 class shares are added to the logits during the steps, and left out of the head.
@@ -33,7 +34,11 @@ from oneshot_dp.configs.head_config import HeadOptions
 from oneshot_dp.linear_dp.heads.contract import HeadResult, HeadSpec, HeadState
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.heads.nesting import moved_before, nesting_weights
-from oneshot_dp.linear_dp.heads.whitening import Whitening, release_whitening
+from oneshot_dp.linear_dp.heads.whitening import (
+  Whitening,
+  release_whitening,
+  shrink_mean,
+)
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
 from oneshot_dp.linear_dp.statistics import (
@@ -51,6 +56,10 @@ SECOND_MOMENT_SHARE = 0.06
 """Shares of a head's μ² for what is released once; the steps have the rest."""
 
 STEPS = 19
+STEPS_OF_LITTLE_NOISE = 40
+LITTLE_NOISE = 3.5e-4
+"""With less noise than this, in σ per row of a class, more steps pay: +0.13 and
++0.15 points on all rows of CIFAR-10 and EuroSAT at ε = 8."""
 MOMENTUM = 0.5
 
 CLIP_NORM = 0.03
@@ -126,7 +135,8 @@ def auto(
 
   Args:
     sums: the Gaussian mechanism.
-    rows: all at norm 1, and kept in memory where they fit: there are 20 passes.
+    rows: all at norm 1, and kept in memory where they fit: there are 20 passes
+      or more.
     new_mu_squared: μ² of this head alone; infinite for a baseline.
     spent_mu_squared: μ² of the head that it goes on from; 0 if there is none.
     state: what that head returned; None if there is none.
@@ -198,6 +208,7 @@ def auto(
     n=n,
     new_mu_squared=new_mu_squared,
     steps_share=split.steps,
+    num_steps=choose_num_steps(n=n, sigma=sigma, num_classes=num_classes),
     step_scale=step_scale,
     clip_norm=BALANCED_CLIP_NORM if options.balanced else CLIP_NORM,
     log_prior=log_prior,
@@ -213,6 +224,19 @@ def auto(
       centered=centered,
     ),
   )
+
+
+def choose_num_steps(*, n: float, sigma: float, num_classes: int) -> int:
+  """Decides by public numbers how many steps a head takes.
+
+  Args:
+    n: the number of rows, or the noisy number of privacy units.
+    sigma: the noise multiplier of all that the head costs.
+    num_classes: K.
+  """
+  if sigma * num_classes < LITTLE_NOISE * n:
+    return STEPS_OF_LITTLE_NOISE
+  return STEPS
 
 
 def _count_units(sums: PrivateSums, rows: Rows, *, mu_squared: float) -> float:
@@ -256,6 +280,7 @@ def _descend(
   n: float,
   new_mu_squared: float,
   steps_share: float,
+  num_steps: int,
   step_scale: float,
   clip_norm: float,
   log_prior: Float64[np.ndarray, " K"] | None,
@@ -269,6 +294,7 @@ def _descend(
     n: the number of rows or privacy units.
     new_mu_squared: μ² of the head.
     steps_share: the part of it that all steps cost together.
+    num_steps: how many they are.
     step_scale: what the learning rate is multiplied by; see `NestingWeights`.
     clip_norm: the norm that gradients are clipped to.
     log_prior: logs of class shares [K] that are added to the logits.
@@ -280,11 +306,11 @@ def _descend(
   # move a logit by about b. Without noise, it is as for a σ of 1.
   b = 1 + math.log10(kernel.shape[1]) / 2
   noise = max(new_mu_squared**-0.5, 1.0) / math.sqrt(steps_share)
-  rate = step_scale * b * n * (1 - MOMENTUM) / (STEPS * clip_norm * noise)
-  step_mu_squared = steps_share * new_mu_squared / STEPS
+  rate = step_scale * b * n * (1 - MOMENTUM) / (num_steps * clip_norm * noise)
+  step_mu_squared = steps_share * new_mu_squared / num_steps
 
   velocity = np.zeros_like(kernel)
-  for _ in range(STEPS):
+  for _ in range(num_steps):
     integers, integer_step = integer_kernel(kernel)
     gradient, _ = sums.release(
       "gradient",
@@ -314,24 +340,6 @@ def _published(
     bias=(-mean @ kernel).astype(np.float32),
     unit_norm=unit_norm,
   )
-
-
-def shrink_mean(
-  mean: Float64[np.ndarray, " d"], sd: float
-) -> Float64[np.ndarray, " d"]:
-  """Shrinks a noisy mean towards zero: m·max(0, 1 − (d − 2)·sd²/‖m‖²).
-
-  >>> shrink_mean(np.array([3.0, 0.0, 4.0, 0.0]), 1.0)
-  array([2.76, 0.  , 3.68, 0.  ])
-
-  Args:
-    mean: [d] numbers.
-    sd: the standard deviation of the noise of each.
-
-  Source: James & Stein, "Estimation with quadratic loss" (1961).
-  """
-  noise = max(0, len(mean) - 2) * sd**2
-  return mean * max(0.0, 1 - noise / max(float(mean @ mean), 1e-300))
 
 
 def log_class_shares(

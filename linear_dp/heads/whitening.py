@@ -1,4 +1,4 @@
-"""Whitening: a public map of rows, from their noisy second moment."""
+"""Centering and whitening: a public map of rows from their noisy moments."""
 
 import dataclasses
 import math
@@ -90,3 +90,21 @@ def inverse_square_root(
   matrix = (vectors * scales) @ vectors.T
   inverse = (vectors * inverse_scales) @ vectors.T
   return matrix, inverse
+
+
+def shrink_mean(
+  mean: Float64[np.ndarray, " d"], sd: float
+) -> Float64[np.ndarray, " d"]:
+  """Shrinks a noisy mean towards zero: m·max(0, 1 − (d − 2)·sd²/‖m‖²).
+
+  >>> shrink_mean(np.array([3.0, 0.0, 4.0, 0.0]), 1.0)
+  array([2.76, 0.  , 3.68, 0.  ])
+
+  Args:
+    mean: [d] numbers.
+    sd: the standard deviation of the noise of each.
+
+  Source: James & Stein, "Estimation with quadratic loss" (1961).
+  """
+  noise = max(0, len(mean) - 2) * sd**2
+  return mean * max(0.0, 1 - noise / max(float(mean @ mean), 1e-300))

@@ -157,6 +157,14 @@ class TrainingFlags(CommandFlags):
     help="Public vectors to start from, an array for each class name (default:"
     " start from zero).",
   ).default(None)
+  unlabeled: Path | None = Flag(
+    parse=Path,
+    form="CACHE",
+    help="Cache of public rows of the same kind, from the same backbone, to"
+    " learn from as well: the private head names them, a second head learns"
+    " from the names, and 2 % of the budget decides which one is kept; their"
+    " labels are not read (default: no public rows).",
+  ).default(None)
   balanced: bool = BALANCED.default(False)
   ledger: Path | None = LEDGER.default(None)
   weak_privacy: bool = WEAK_PRIVACY.default(False)

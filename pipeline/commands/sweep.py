@@ -73,6 +73,7 @@ class Flags(TrainingFlags):
       delta=self.delta,
       out=self.out,
       start=self.start,
+      unlabeled=self.unlabeled,
       balanced=self.balanced,
       num_draws=self.num_draws,
       baseline=self.baseline,

@@ -51,6 +51,7 @@ class Flags(TrainingFlags):
       delta=self.delta,
       out=self.out,
       start=self.start,
+      unlabeled=self.unlabeled,
       balanced=self.balanced,
       parent=self.from_,
       ledger=self.ledger,

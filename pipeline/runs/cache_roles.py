@@ -1,7 +1,8 @@
 """Which rows of a command are private: the role of each cache, by content.
 
 A cache is private (its rows are trained on, or scored by noisy counts), or it
-is a public test set (exact accuracies give its labels away). All pairs are
+is a public test set (exact accuracies give its labels away), or it holds public
+unlabeled rows (a head learns from them without noise). All pairs are
 compared before any work, and with the private rows of the ledger as well, under
 whatever name they were charged. No row may be both, except for the few that
 standard benchmarks have twice.
@@ -22,7 +23,7 @@ from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.pipeline.ledger.entries import Keys, count_shared
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
-Role = Literal["private", "public"]
+Role = Literal["private", "public", "unlabeled"]
 _ONE_IN = 100
 """One row in so many of a test set may be a copy of a private one."""
 _DIFFERENCES_SHOWN = 3
@@ -34,7 +35,8 @@ class CacheRole:
 
   Attributes:
     cache: the cache.
-    role: whether its rows are private, or a public test set.
+    role: whether its rows are private, a public test set, or public rows whose
+      labels are not read.
     flag: the flag that named it, for messages.
   """
 
@@ -70,13 +72,16 @@ def check_roles(
   """
   for one, other in itertools.combinations(roles, 2):
     info = one.cache.info
-    check_same_kind(one, info.backbone_fingerprint, info.class_names, other)
+    class_names = info.class_names
+    if "unlabeled" in (one.role, other.role):
+      class_names = None
+    check_same_kind(one, info.backbone_fingerprint, class_names, other)
   notes: list[str] = []
   for public in roles:
     if public.role == "private":
       continue
     if not public.cache.num_rows:
-      raise InputError(f"{public} has no rows to score: give another part.")
+      raise InputError(f"{public} has no rows: give another cache or part.")
     for private in roles:
       if private.role == "private":
         notes += _compare_caches(public, private, allow_duplicates)
@@ -85,14 +90,17 @@ def check_roles(
 
 
 def check_same_kind(
-  name: object, fingerprint: str, class_names: Sequence[str], other: CacheRole
+  name: object,
+  fingerprint: str,
+  class_names: Sequence[str] | None,
+  other: CacheRole,
 ) -> None:
   """Refuses a cache of another backbone or other classes.
 
   Args:
     name: what the cache is compared with, for the message.
     fingerprint: of the backbone that is expected.
-    class_names: the classes that are expected, in order.
+    class_names: the classes that are expected, in order; None accepts any.
     other: the cache.
   """
   info = other.cache.info
@@ -101,6 +109,8 @@ def check_same_kind(
       f"{name} and {other} come from different backbones: extract both with the"
       " same backbone, weights, layer and preprocessing."
     )
+  if class_names is None:
+    return
   difference = describe_class_difference(class_names, info.class_names)
   if difference:
     raise InputError(
@@ -163,6 +173,8 @@ def _judge(
   public: CacheRole, rows: int, units: int, owner: str, allow_duplicates: bool
 ) -> list[str]:
   """Refuses shared rows and units, or returns a note that they are allowed."""
+  if public.role == "unlabeled":
+    return _judge_unlabeled(public, rows, units, owner)
   if units:
     raise InputError(
       f"the test set overlaps the private rows: {units}"
@@ -187,6 +199,30 @@ def _judge(
   return [
     f"note: some rows of {public}, {share}, are among {owner}; they are scored"
     " all the same"
+  ]
+
+
+def _judge_unlabeled(
+  public: CacheRole, rows: int, units: int, owner: str
+) -> list[str]:
+  """Refuses private rows among public ones, from which weights are computed.
+
+  One in a hundred may be a copy, as in a test set: whoever has the public rows
+  has it anyway.
+  """
+  num_rows = _count_different_rows(public.keys)
+  if units or rows * _ONE_IN > num_rows:
+    shared = f"{units} {public.cache.info.unit}s" if units else f"{rows} rows"
+    raise InputError(
+      f"the public rows overlap the private rows: {shared} of the {num_rows}"
+      f" rows of {public} are among {owner}, and a head learns from public"
+      " rows without noise: leave them out."
+    )
+  if not rows:
+    return []
+  return [
+    f"note: some rows of {public}, at most one in a hundred, are among {owner};"
+    " they are treated as public"
   ]
 
 

@@ -9,8 +9,14 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from oneshot_dp.configs.errors import InputError, check_positive
-from oneshot_dp.configs.head_config import HeadName, HeadOptions
+from oneshot_dp.configs.head_config import (
+  HeadName,
+  HeadOptions,
+  UnlabeledRows,
+)
 from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.distributed.hosts import Hosts
@@ -54,6 +60,7 @@ class Plan:
     source: what noise is drawn from.
     train: the private training cache.
     eval_rows: what the heads are scored on; None of a single head.
+    unlabeled: the cache of public rows to learn from as well, if there is one.
     parent: the head to continue from, if there is one.
     options: the options of each kind of head.
     rows: the training rows as each kind of head reads them, validated.
@@ -71,6 +78,7 @@ class Plan:
   source: NoiseSource
   train: CacheRole
   eval_rows: EvalRows | None
+  unlabeled: CacheRole | None
   parent: SavedHead | None
   options: Mapping[HeadName, HeadOptions]
   rows: Mapping[HeadName, Rows]
@@ -96,7 +104,7 @@ class Plan:
   @property
   def roles(self) -> list[CacheRole]:
     """All caches of the run, the training rows first."""
-    return _roles(self.train, self.eval_rows)
+    return _roles(self.train, self.eval_rows, self.unlabeled)
 
 
 def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
@@ -114,15 +122,16 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
   source = NoiseSource(request.noise_seed)
   train = _open_training_cache(request)
   eval_rows = _open_eval_set(request, source, hosts)
-  roles = _roles(train, eval_rows)
+  unlabeled = _open_unlabeled_cache(request)
+  roles = _roles(train, eval_rows, unlabeled)
   parent = None
   if request.parent is not None:
     parent = earlier_head(request.parent, ledger, train.cache, request.delta)
-  options = _choose_options(request, train, parent)
+  options = _choose_options(request, train, parent, unlabeled)
 
   mu_squared = cost(request.epsilons, request.delta, spent_mu_squared(parent))
   jobs = price_jobs(request, train.cache.info, source, mu_squared, parent)
-  check_memory_of_heads(request, train)
+  check_memory_of_heads(request, train, unlabeled)
 
   rows = _read_rows(request, train, hosts)
   allow_duplicates = False
@@ -140,6 +149,7 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
     source=source,
     train=train,
     eval_rows=eval_rows,
+    unlabeled=unlabeled,
     parent=parent,
     options=options,
     rows=rows,
@@ -192,14 +202,47 @@ def _open_eval_set(
   )
 
 
-def _roles(train: CacheRole, eval_rows: EvalRows | None) -> list[CacheRole]:
-  if eval_rows is None:
-    return [train]
-  return [train, eval_rows.role]
+def _open_unlabeled_cache(request: TrainRequest) -> CacheRole | None:
+  if request.unlabeled is None:
+    return None
+  return CacheRole(open_cache(request.unlabeled), "unlabeled", "--unlabeled")
+
+
+def _roles(
+  train: CacheRole, eval_rows: EvalRows | None, unlabeled: CacheRole | None
+) -> list[CacheRole]:
+  roles = [train]
+  if eval_rows is not None:
+    roles.append(eval_rows.role)
+  if unlabeled is not None:
+    roles.append(unlabeled)
+  return roles
+
+
+def _read_unlabeled_rows(
+  unlabeled: CacheRole, feature_dim: int
+) -> UnlabeledRows:
+  """Reads the embeddings of public rows into memory; not their labels."""
+  if unlabeled.cache.info.feature_dim != feature_dim:
+    raise InputError(
+      f"{unlabeled} has embeddings of {unlabeled.cache.info.feature_dim}"
+      f" numbers, and the private rows of {feature_dim}: extract both with the"
+      " same backbone and layer."
+    )
+  blocks = [
+    np.asarray(block["embedding"], np.float32)
+    for block in unlabeled.cache.blocks()
+  ]
+  if not blocks:
+    raise InputError(f"{unlabeled} has no rows: give another cache.")
+  return UnlabeledRows.of(np.concatenate(blocks), feature_dim=feature_dim)
 
 
 def _choose_options(
-  request: TrainRequest, train: CacheRole, parent: SavedHead | None
+  request: TrainRequest,
+  train: CacheRole,
+  parent: SavedHead | None,
+  unlabeled: CacheRole | None,
 ) -> dict[HeadName, HeadOptions]:
   """Decides the options of each kind of head, and whether it can be trained.
 
@@ -210,7 +253,12 @@ def _choose_options(
   start = None
   if request.start is not None:
     start = read_start(request.start, info)
-  given = HeadOptions(balanced=request.balanced, start=start)
+  unlabeled_rows = None
+  if unlabeled is not None:
+    unlabeled_rows = _read_unlabeled_rows(unlabeled, info.feature_dim)
+  given = HeadOptions(
+    balanced=request.balanced, start=start, unlabeled=unlabeled_rows
+  )
   options: dict[HeadName, HeadOptions] = {}
   for head in request.heads:
     options[head] = given

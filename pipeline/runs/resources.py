@@ -31,7 +31,9 @@ def check_memory(what: str, needs: int, fix: str) -> None:
     )
 
 
-def check_memory_of_heads(request: TrainRequest, train: CacheRole) -> None:
+def check_memory_of_heads(
+  request: TrainRequest, train: CacheRole, unlabeled: CacheRole | None
+) -> None:
   """Refuses heads that this machine has no memory for, from public facts."""
   info = train.cache.info
   # A shard may be smaller than it was allowed to be.
@@ -45,6 +47,7 @@ def check_memory_of_heads(request: TrainRequest, train: CacheRole) -> None:
       num_classes=info.num_classes,
       privacy_unit=info.unit,
       shard_rows=shard_rows,
+      unlabeled_rows=unlabeled.cache.num_rows if unlabeled else 0,
     )
     largest = max(largest, needs)
   # All trained heads stay in memory until they are scored; float32.

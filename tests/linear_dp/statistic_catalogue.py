@@ -148,6 +148,10 @@ STATISTICS = {
     statistics.integer_heads(HEADS, BIASES),
     each=True,
   ),
+  "gain": Statistic(
+    statistics.prediction_gain,
+    statistics.integer_heads(HEADS[:2], BIASES[:2]),
+  ),
   "residual at zero": Statistic(statistics.residual, (*kernel(0, 0.0), 0.03)),
   "residual": Statistic(
     statistics.residual, (*kernel(1, 3.0), 0.03), maps=True

@@ -12,15 +12,17 @@ from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.heads.auto import (
   BALANCED_CLIP_NORM,
   CLASS_COUNTS_SHARE,
+  LITTLE_NOISE,
   MEAN_SHARE,
   ROWS_TO_LEAVE_START,
   SECOND_MOMENT_SHARE,
   START_LENGTH,
   STEPS,
+  STEPS_OF_LITTLE_NOISE,
   UNIT_COUNT_SHARE,
   auto,
+  choose_num_steps,
   log_class_shares,
-  shrink_mean,
   split_budget,
 )
 from oneshot_dp.linear_dp.heads.nesting import moved_before
@@ -28,6 +30,7 @@ from oneshot_dp.linear_dp.heads.whitening import (
   RIDGE,
   Whitening,
   inverse_square_root,
+  shrink_mean,
 )
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
@@ -118,7 +121,7 @@ def mu_squared_of(releases):
 # Without noise.
 
 
-def head_in_numpy(x, y, steps=STEPS, clip=0.03):
+def head_in_numpy(x, y, steps=STEPS_OF_LITTLE_NOISE, clip=0.03):
   """The whole head without noise, in plain float64."""
   n = len(x)
   u = x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -222,6 +225,22 @@ def test_each_release_costs_its_share_and_steps_cost_alike(released):
     assert release.noise_multiplier**-2 == pytest.approx(expected)
   steps = releases[len(case.shares) :]
   assert len({step.noise_multiplier for step in steps}) == 1
+
+
+@pytest.mark.parametrize(
+  ("factor", "expected"), [(0.99, STEPS_OF_LITTLE_NOISE), (1.01, STEPS)]
+)
+def test_steps_are_more_where_noise_is_little(factor, expected):
+  sigma = factor * LITTLE_NOISE * 50_000 / 10
+  assert choose_num_steps(n=50_000, sigma=sigma, num_classes=10) == expected
+
+
+def test_more_steps_cost_no_more():
+  sums, _ = observe_head(rows_of_clusters(), 1000.0)
+  assert len(sums.all_of("gradient")) == STEPS_OF_LITTLE_NOISE
+  spent = mu_squared_of(sums.releases)
+  assert spent <= Fraction(1000.0)
+  assert float(spent) == pytest.approx(1000.0, rel=1e-9)
 
 
 @pytest.mark.parametrize("counts_units", [False, True])
@@ -384,33 +403,6 @@ def test_larger_epsilon_costs_the_difference_alone(new_mu_squared):
   spent = mu_squared_of(sums.releases)
   assert spent <= Fraction(0.1 + new_mu_squared)
   assert float(spent) == pytest.approx(0.1 + new_mu_squared, rel=1e-9)
-
-
-# Its mathematics.
-
-
-@pytest.mark.parametrize(
-  ("length", "largest_risk"),
-  [(0.0, 35.0), (1.0, 35.0), (5.0, 35.0), (100.0, 50.5)],
-)
-def test_shrunk_mean_is_nearer_to_the_true_mean(length, largest_risk):
-  """James and Stein: whatever the mean is; 50 is the risk without shrinking."""
-  rng = np.random.default_rng(0)
-  true = np.zeros(50)
-  true[0] = length
-  noisy = true + rng.standard_normal((400, 50))
-  shrunk = np.array([shrink_mean(mean, 1.0) for mean in noisy])
-  risk = ((shrunk - true) ** 2).sum(axis=1).mean()
-  assert risk < largest_risk
-
-
-@pytest.mark.parametrize("dim", [1, 2])
-def test_shrunk_mean_of_one_or_two_numbers_is_the_mean(dim):
-  np.testing.assert_array_equal(shrink_mean(np.ones(dim), 10.0), np.ones(dim))
-
-
-def test_shrunk_mean_of_zeros_is_zeros():
-  assert not shrink_mean(np.zeros(9), 0.0).any()
 
 
 def test_rows_stay_unwhitened_where_lapack_does_not_converge(monkeypatch):
