@@ -7,12 +7,13 @@ a device, a socket or a folder in its place is refused, and nothing waits on it.
 
 import contextlib
 import errno
+import hashlib
 import os
 import pathlib
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 
@@ -55,6 +56,13 @@ def read_regular(
     except OSError as e:
       shown = escaped(os.fspath(path))
       raise InputError(f"{shown} cannot be read: {e.strerror}.") from e
+
+
+def sha256(path: str | os.PathLike) -> str:
+  """The SHA-256 of a regular file, in hexadecimal; see `open_regular`."""
+  with open_regular(path) as file:
+    digest: Any = hashlib.file_digest(file, "sha256")  # pyrefly: ignore
+  return digest.hexdigest()
 
 
 def walk(

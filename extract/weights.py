@@ -3,8 +3,10 @@
 A file is an npz or a safetensors: neither can carry code.
 """
 
+import contextlib
 import functools
 import hashlib
+import logging
 import os
 import pathlib
 import re
@@ -51,6 +53,10 @@ class _PickleError(Exception):
   """The file is a pickle."""
 
 
+class _NotInRepositoryError(InputError):
+  """The Hub has the repository, and no such file in it."""
+
+
 def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
   """Returns a weights file on this machine, downloaded once if need be.
 
@@ -84,7 +90,7 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
   # Raises if the file cannot be read.
   files.open_regular(path, _MAX_FILE_BYTES).close()
   if sha256 is not None:
-    actual = _sha256(path)
+    actual = files.sha256(path)
     if actual != sha256:
       raise InputError(
         f"{escaped(str(path))} has SHA-256 {actual}, not {sha256}: correct one."
@@ -96,12 +102,6 @@ def _without_secrets(url: str) -> str:
   """A URL as it may be printed, without a password or a key."""
   without_user = re.sub("//[^/]*@", "//", url)
   return escaped(without_user.partition("?")[0])[:500]
-
-
-def _sha256(path: pathlib.Path) -> str:
-  with files.open_regular(path) as file:
-    digest: Any = hashlib.file_digest(file, "sha256")  # pyrefly: ignore
-  return digest.hexdigest()
 
 
 def _download_from_store(location: str, shown: str) -> pathlib.Path:
@@ -142,31 +142,71 @@ def _download_from_store(location: str, shown: str) -> pathlib.Path:
   return path
 
 
+def hub_file_beside(location: str, name: str) -> pathlib.Path | None:
+  """Downloads another file of the repository that a weights file is in.
+
+  Args:
+    location: of the weights, hf://OWNER/REPO[@REVISION]/FILE.
+    name: of the other file, in the same folder and of the same revision.
+
+  Returns:
+    The file on this machine; None if the repository does not have it.
+
+  Raises:
+    InputError, RunError: as `local_weights`.
+  """
+  beside = f"{location.rpartition('/')[0]}/{name}"
+  try:
+    return _download_from_hub(beside, _without_secrets(beside))
+  except _NotInRepositoryError:
+    return None
+
+
 def _download_from_hub(location: str, shown: str) -> pathlib.Path:
   """Downloads a file of the Hugging Face Hub by its own client."""
   import huggingface_hub
+  from huggingface_hub.errors import RemoteEntryNotFoundError
 
   try:
     uri = huggingface_hub.parse_hf_uri(location)
     if uri.is_bucket or not uri.path_in_repo:
       raise InputError(f"--weights {shown}: {_SUPPORTED_LOCATIONS}.")
-    path = huggingface_hub.hf_hub_download(
-      uri.id, uri.path_in_repo, repo_type=uri.type, revision=uri.revision
-    )
+    with _quiet_hub_client():
+      path = huggingface_hub.hf_hub_download(
+        uri.id, uri.path_in_repo, repo_type=uri.type, revision=uri.revision
+      )
   except InputError:
     raise
   except Exception as error:
     # The client's errors are many; their first paragraph says what happened.
     first_paragraph = str(error).split("\n\n")[0]
-    message = escaped(" ".join(first_paragraph.split()))[:300]
+    message = escaped(" ".join(first_paragraph.split()))[:300].rstrip(".")
     kind = RunError
     if re.search("40[134] |hf://", message):
       kind = InputError
+    if isinstance(error, RemoteEntryNotFoundError):
+      kind = _NotInRepositoryError
     raise kind(
       f"{shown}: {message}; check that you may read it (`hf auth login`), run"
       " the same command again, or give --weights, the path of the file."
     ) from None
   return pathlib.Path(path)
+
+
+@contextlib.contextmanager
+def _quiet_hub_client() -> Iterator[None]:
+  """Keeps the Hub's client from logging each of its retries.
+
+  Without a network that would be two lines for each of eleven tries; the error
+  at the end says it once.
+  """
+  logger = logging.getLogger("huggingface_hub")
+  level = logger.level
+  logger.setLevel(logging.ERROR)
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
 
 
 def read_tensors(path: pathlib.Path) -> tuple[Arrays, str]:
@@ -183,7 +223,7 @@ def read_tensors(path: pathlib.Path) -> tuple[Arrays, str]:
       damaged, or has arrays that are not floating point.
   """
   shown = escaped(str(path))
-  sha256 = _sha256(path)
+  sha256 = files.sha256(path)
   try:
     if path.suffix.lower() in _PICKLE_SUFFIXES:
       raise _PickleError

@@ -10,12 +10,14 @@ import msgspec
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, escaped
-from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
+from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import sha256_of
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.files import write_once
+from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.extract.job.shard import embed_images
+from oneshot_dp.extract.known_weights import remembered_location
 from oneshot_dp.extract.sources.open_source import open_unlabeled
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
 
@@ -63,13 +65,16 @@ def backbone_of(
     # A user's function decides both by itself.
     embedding = None
     compute_dtype = None
+  weights_sha256 = identity.get("weights_sha256")
+  if weights is None and weights_sha256 is not None:
+    weights = remembered_location(weights_sha256)
   loaded = load_backbone(
     name,
     weights=weights,
-    weights_sha256=identity.get("weights_sha256"),
+    weights_sha256=weights_sha256,
     embedding=embedding,
     compute_dtype=compute_dtype,
-    preprocess=msgspec.convert(identity["preprocess"], PreprocessConfig),
+    preprocess=msgspec.convert(identity["preprocess"], Preprocessing),
   )
   # As `CacheInfo.backbone_fingerprint`.
   fingerprint = sha256_of([loaded.identity, loaded.feature_dim])

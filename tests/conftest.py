@@ -150,6 +150,12 @@ def temporary(tmp_path_factory):
   tempfile.tempdir = os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("left"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def state_folder(tmp_path_factory):
+  """Where weights are is noted in a folder of the tests' own."""
+  os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
   """The folder of real images, features and weights; skips where absent."""

@@ -21,7 +21,7 @@ FLOORS = {
   "oneshot_dp.extract": (
     "files",
     Layer("sources", "images", "storage", "cache", independent=False),
-    "weights",
+    Layer("weights", "known_weights", independent=False),
     "backbones",
     "job",
   ),

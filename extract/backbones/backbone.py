@@ -18,7 +18,11 @@ from oneshot_dp.extract.backbones import user_function
 from oneshot_dp.extract.backbones.family import FAMILIES, Family
 from oneshot_dp.extract.backbones.google_names import to_timm_names
 from oneshot_dp.extract.backbones.names import BackboneSpec, backbone_spec
+from oneshot_dp.extract.backbones.pretrained_config import (
+  published_preprocessing,
+)
 from oneshot_dp.extract.images import Preprocessing
+from oneshot_dp.extract.known_weights import remember_location
 from oneshot_dp.extract.weights import (
   Arrays,
   flax_params,
@@ -46,6 +50,8 @@ class Backbone:
     network: the Flax module; None for a user's function.
     timm: the architecture in timm, such as "vit_tiny_patch16_224", if any.
     weights_path: the weights file on this machine.
+    preprocessing_source: what said how images are prepared: the place of a
+      config.json, or the backbone's name.
   """
 
   name: str
@@ -60,6 +66,7 @@ class Backbone:
   network: Any = None
   timm: str | None = None
   weights_path: pathlib.Path | None = None
+  preprocessing_source: str | None = None
 
   @property
   def identity(self) -> dict[str, Any]:
@@ -75,6 +82,30 @@ class Backbone:
       "code_sha256": self.code_sha256,
       "preprocess": preprocess,
     }
+
+  @property
+  def summary(self) -> str:
+    """One line for people: the layer, how images are prepared, who says so."""
+    images = self.preprocessing
+    side = images.image_size
+    if images.resize == "square":
+      resizing = "both sides resized"
+    elif images.keep_aspect:
+      resizing = f"the shorter side resized to {images.resize}, center crop"
+    else:
+      resizing = f"both sides resized to {images.resize}, center crop"
+    summary = (
+      f"{self.name}, embedding {self.embedding}: images of {side} x {side}"
+      f" pixels ({resizing}, {images.resample}), mean {_joined(images.mean)},"
+      f" std {_joined(images.std)}"
+    )
+    if self.preprocessing_source is not None:
+      summary += f", as {self.preprocessing_source} says"
+    return summary
+
+
+def _joined(channels: tuple[float, float, float]) -> str:
+  return " ".join(f"{value:g}" for value in channels)
 
 
 # One function for equal settings, so that JAX compiles it once, however often
@@ -131,7 +162,7 @@ def load_backbone(
   weights_sha256: str | None = None,
   embedding: str | None = None,
   compute_dtype: ComputeDtype | None = None,
-  preprocess: PreprocessConfig = PreprocessConfig(),  # noqa: B008
+  preprocess: PreprocessConfig | Preprocessing = PreprocessConfig(),  # noqa: B008
 ) -> Backbone:
   """Loads a network and its weights, which are downloaded if need be.
 
@@ -145,7 +176,9 @@ def load_backbone(
     weights_sha256: the SHA-256 that the weights file must have.
     embedding: the layer to read; default: the usual one of this network.
     compute_dtype: of matrix products; default: float32 on a CPU, else bfloat16.
-    preprocess: changes to how images are prepared.
+    preprocess: changes to how images are prepared; or how exactly, such as a
+      head's receipt states it. By default it is what the config.json of the
+      weights says, and without one what the name says.
 
   Raises:
     InputError: an unknown name; weights that are missing or not those of the
@@ -162,7 +195,9 @@ def load_backbone(
     path = None
     if weights:
       path = local_weights(weights, weights_sha256)
-    return _load_user_function(name, path, Preprocessing().changed(preprocess))
+    if not isinstance(preprocess, Preprocessing):
+      preprocess = Preprocessing().changed(preprocess)
+    return _load_user_function(name, path, preprocess)
 
   spec = backbone_spec(name)
   location = weights or spec.weights
@@ -171,13 +206,20 @@ def load_backbone(
       f"--backbone {name} has no weights that are published as plain arrays:"
       " give --weights, a path or an address of an npz or safetensors."
     )
-  preprocessing = default_preprocessing(spec).changed(preprocess)
   if compute_dtype is None:
     compute_dtype = _default_compute_dtype()
   path = local_weights(location, weights_sha256)
+  if isinstance(preprocess, Preprocessing):
+    preprocessing = preprocess
+    source = "the request"
+  else:
+    preprocessing, source = _preprocessing_of_weights(spec, location, path)
+    preprocessing = preprocessing.changed(preprocess)
   network, params, sha256 = _load_network(
-    spec, path, embedding, compute_dtype, preprocessing.image_size
+    spec, path, embedding, compute_dtype, preprocessing
   )
+  if weights is not None:
+    remember_location(sha256, weights)
   apply = apply_function(network, preprocessing)
   side = preprocessing.image_size
   image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.uint8)
@@ -196,6 +238,7 @@ def load_backbone(
     network=network,
     timm=architecture,
     weights_path=path,
+    preprocessing_source=source,
   )
 
 
@@ -209,6 +252,25 @@ def default_preprocessing(spec: BackboneSpec) -> Preprocessing:
     mean=spec.mean,
     std=spec.std,
   )
+
+
+def _preprocessing_of_weights(
+  spec: BackboneSpec, location: str, path: pathlib.Path
+) -> tuple[Preprocessing, str]:
+  """How images are prepared for a weights file, and what says so."""
+  by_name = default_preprocessing(spec)
+  published = published_preprocessing(location, path)
+  if published is None:
+    return by_name, f"the name {spec.name}"
+  preprocessing, place = published
+  if spec.keeps_image_size:
+    preprocessing = dataclasses.replace(
+      preprocessing,
+      image_size=by_name.image_size,
+      resize=by_name.resize,
+      keep_aspect=by_name.keep_aspect,
+    )
+  return preprocessing, place
 
 
 def timm_tensors(backbone: Backbone) -> Arrays:
@@ -227,7 +289,9 @@ def timm_tensors(backbone: Backbone) -> Arrays:
     raise InputError(f"--backbone {backbone.name} is no network that timm has.")
   spec = backbone_spec(backbone.name)
   family = FAMILIES[spec.family]
-  arrays, sha256 = _read_without_classifier(path, family)
+  arrays, sha256 = _read_without_classifier(
+    path, family, backbone.preprocessing
+  )
   if sha256 != backbone.weights_sha256:
     raise InputError(f"{escaped(str(path))} has changed since it was read.")
   if spec.family == "vit":
@@ -247,15 +311,17 @@ def _load_network(
   path: pathlib.Path,
   embedding: str | None,
   compute_dtype: ComputeDtype,
-  image_size: int,
+  preprocessing: Preprocessing,
 ) -> tuple[Any, dict[str, Any], str]:
   """The network, its parameters, and the SHA-256 of the weights file.
 
-  InputError: the file is not of this backbone.
+  InputError: the file is not of this backbone, or was trained on images that
+  were normalized otherwise.
   """
   family = FAMILIES[spec.family]
+  image_size = preprocessing.image_size
   try:
-    arrays, sha256 = _read_without_classifier(path, family)
+    arrays, sha256 = _read_without_classifier(path, family, preprocessing)
     network = family.infer_network(arrays, embedding or spec.embedding)
     if embedding not in (None, network.embedding):
       raise ValueError(f"its only embedding is {network.embedding}")
@@ -287,17 +353,39 @@ def _check_name(name: str, inferred_name: str) -> None:
 
 
 def _read_without_classifier(
-  path: pathlib.Path, family: Family
+  path: pathlib.Path, family: Family, preprocessing: Preprocessing
 ) -> tuple[Arrays, str]:
   """A file's arrays by timm's names, and the file's SHA-256."""
   arrays, sha256 = read_tensors(path)
   if any("/" in name for name in arrays):  # Google's
+    _check_normalization(arrays, preprocessing)
     arrays = to_timm_names(arrays)
   kept = {}
   for name, array in arrays.items():
     if not name.startswith(family.CLASSIFIER_WEIGHTS):
       kept[name] = array
   return kept, sha256
+
+
+def _check_normalization(
+  google_arrays: Arrays, preprocessing: Preprocessing
+) -> None:
+  """ValueError: Google's ViT or BiT would see images normalized otherwise.
+
+  Google trained all of them on pixels in [-1, 1]. Under a name that means
+  another normalization nothing would fail, and many points of accuracy be lost.
+  """
+  is_vit_or_bit = any(
+    name.startswith(("Transformer/", "resnet/root_block/"))
+    for name in google_arrays
+  )
+  half = (0.5, 0.5, 0.5)
+  if is_vit_or_bit and (preprocessing.mean, preprocessing.std) != (half, half):
+    raise ValueError(
+      "Google trained these weights with mean 0.5 and std 0.5, and here images"
+      f" would be normalized with mean {preprocessing.mean} and std"
+      f" {preprocessing.std}; use the name of Google's network (vit_…, bit_…)"
+    )
 
 
 def _load_user_function(
@@ -313,6 +401,7 @@ def _load_user_function(
   weights_sha256 = None
   if weights is not None:
     params, weights_sha256 = read_tensors(weights)
+    remember_location(weights_sha256, str(weights))
   try:
     function, code_sha256 = user_function.load_function(place, function_name)
     apply = apply_function(function, preprocessing)

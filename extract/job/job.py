@@ -83,6 +83,7 @@ def run_extraction(
   _check_source(source, out)
   print(_describe_source(source), file=sys.stderr)
   embedder = load_embedder(config)
+  print(embedder.backbone.summary, file=sys.stderr)
   info = cache_info(config, source, embedder.backbone)
   listing = serialize_source(source)
   identity = hashlib.sha256(listing).hexdigest()

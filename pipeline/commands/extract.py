@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -294,6 +295,8 @@ def _parse_resize(text: str | None) -> int | str | None:
 def run(flags: Flags) -> Answer:
   """Runs the job; see `run_extraction`."""
   job = job_of(flags)
+  if flags.backbone is None:
+    print(f"--backbone is not given: {job.backbone} is taken", file=sys.stderr)
   from oneshot_dp.extract.cache.read import describe
   from oneshot_dp.extract.job.job import run_extraction
 

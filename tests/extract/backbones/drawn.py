@@ -161,17 +161,19 @@ class GoogleViTLayout(NamedTuple):
 
 
 def google_vit_arrays(
-  arrays: dict[str, np.ndarray], layout: GoogleViTLayout
+  arrays: dict[str, np.ndarray], layout: GoogleViTLayout, heads: int = 4
 ) -> dict[str, np.ndarray]:
-  """timm's arrays of the small ViT as Google's programs save them."""
-  heads, dim, width = 4, 8, 32
+  """timm's arrays of a ViT as Google's programs save them."""
+  width = len(arrays["norm.weight"])
+  dim = width // heads
+  depth = sum(name.endswith(".norm1.weight") for name in arrays)
   google = {"cls": arrays["cls_token"], layout.positions: arrays["pos_embed"]}
   modules = {
     "patch_embed.proj": "embedding",
     "norm": "Transformer/encoder_norm",
     "head": "head",
   }
-  for index in range(2):
+  for index in range(depth):
     timm = f"blocks.{index}"
     block = f"Transformer/encoderblock_{index}"
     attention = f"{block}/MultiHeadDotProductAttention_{layout.attention}"

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import io
 import json
+import logging
 import os
 import pickle
 import struct
@@ -22,8 +23,12 @@ from huggingface_hub import constants
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import storage
+from oneshot_dp.extract.known_weights import (
+  remember_location,
+  remembered_location,
+)
 from oneshot_dp.extract.weights import local_weights, read_tensors
-from tests.extract import object_server
+from tests.extract import local_hub, object_server
 from tests.extract.refusals import refused
 
 BODY = np.random.default_rng(0).bytes(1_500_000)
@@ -164,11 +169,8 @@ def hub(tmp_path, monkeypatch):
     return server.answer if path == HUB_FILE else (404, [], b"")
 
   server: Any = object_server.ObjectServer(ask)
-  template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-  monkeypatch.setattr(constants, "ENDPOINT", server.url)
-  monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
   monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-  monkeypatch.setattr("time.sleep", lambda _: None)  # between its tries
+  local_hub.ask_at(monkeypatch, server.url)
   commit = [("X-Repo-Commit", "a" * 40), ("ETag", '"one"')]
   server.answer = (200, commit, BODY)
   with object_server.running(server):
@@ -200,12 +202,77 @@ def test_hub_is_asked_for_a_file_once(hub):
 
 def test_hub_out_of_reach_leaves_what_was_downloaded(hub, monkeypatch):
   path = local_weights(HUB_LOCATION)
-  monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-  template = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
-  monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+  local_hub.ask_at(monkeypatch, local_hub.NOWHERE)
   assert local_weights(HUB_LOCATION, SHA256) == path
   with refused(r"^hf://timm/vit.*--weights", RunError):
     local_weights(f"{HUB_LOCATION}2")
+
+
+def test_hub_out_of_reach_is_one_error_and_no_log_of_retries(
+  tmp_path, monkeypatch, caplog, capfd
+):
+  monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+  local_hub.ask_at(monkeypatch, local_hub.NOWHERE)
+  logger = logging.getLogger("huggingface_hub")
+  logger.addHandler(caplog.handler)
+  with refused(r"^hf://timm/vit.*[^.]; check", RunError):
+    local_weights(HUB_LOCATION)
+  logger.removeHandler(caplog.handler)
+  assert caplog.messages == []
+  assert "Retry" not in capfd.readouterr().err
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+  return tmp_path / "state"
+
+
+def test_remembered_weights_are_found_by_their_sha256(
+  state, body_file, monkeypatch
+):
+  monkeypatch.chdir(body_file.parent)
+  remember_location(SHA256, body_file.name)
+  monkeypatch.chdir("/")
+  assert remembered_location(SHA256) == str(body_file)
+
+
+def test_remembered_location_of_the_hub_is_the_location(state):
+  remember_location(SHA256, HUB_LOCATION)
+  assert remembered_location(SHA256) == HUB_LOCATION
+
+
+def test_remembered_weights_that_moved_are_found_at_the_new_place(
+  state, body_file
+):
+  remember_location(SHA256, "/absent/w.npz")
+  remember_location(SHA256, str(body_file))
+  assert remembered_location(SHA256) == str(body_file)
+
+
+def test_remembered_weights_that_changed_are_not_found(state, body_file):
+  remember_location(SHA256, str(body_file))
+  body_file.write_bytes(OTHER)
+  assert remembered_location(SHA256) is None
+  body_file.unlink()
+  assert remembered_location(SHA256) is None
+
+
+def test_weights_that_nobody_noted_are_not_found(state):
+  assert remembered_location(SHA256) is None
+  assert remembered_location("../../etc/passwd") is None
+
+
+def test_note_of_weights_is_for_its_user_alone(state, body_file):
+  remember_location(SHA256, str(body_file))
+  note = state / "oneshot-dp" / "weights" / SHA256
+  assert note.stat().st_mode & 0o777 == 0o600
+
+
+def test_note_that_cannot_be_written_is_no_error(state, body_file):
+  state.write_text("a file in the folder's place")
+  remember_location(SHA256, str(body_file))
+  assert remembered_location(SHA256) is None
 
 
 ARRAYS = {
