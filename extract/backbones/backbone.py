@@ -15,20 +15,19 @@ from jaxtyping import Array, Float32, UInt8
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
 from oneshot_dp.extract.backbones import user_function
-from oneshot_dp.extract.backbones.family import FAMILIES, Family
-from oneshot_dp.extract.backbones.google_names import to_timm_names
-from oneshot_dp.extract.backbones.names import BackboneSpec, backbone_spec
+from oneshot_dp.extract.backbones.family import FAMILIES
+from oneshot_dp.extract.backbones.kinds import BackboneSpec
+from oneshot_dp.extract.backbones.names import backbone_spec
+from oneshot_dp.extract.backbones.network_files import (
+  load_network,
+  read_without_classifier,
+)
 from oneshot_dp.extract.backbones.pretrained_config import (
   published_preprocessing,
 )
 from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.extract.known_weights import remember_location
-from oneshot_dp.extract.weights import (
-  Arrays,
-  flax_params,
-  local_weights,
-  read_tensors,
-)
+from oneshot_dp.extract.weights import Arrays, local_weights, read_tensors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +51,7 @@ class Backbone:
     weights_path: the weights file on this machine.
     preprocessing_source: what said how images are prepared: the place of a
       config.json, or the backbone's name.
+    license: of the published weights, where it is not a permissive one.
   """
 
   name: str
@@ -67,6 +67,7 @@ class Backbone:
   timm: str | None = None
   weights_path: pathlib.Path | None = None
   preprocessing_source: str | None = None
+  license: str | None = None
 
   @property
   def identity(self) -> dict[str, Any]:
@@ -101,6 +102,8 @@ class Backbone:
     )
     if self.preprocessing_source is not None:
       summary += f", as {self.preprocessing_source} says"
+    if self.license is not None:
+      summary += f"; license of the weights: {self.license}"
     return summary
 
 
@@ -215,7 +218,7 @@ def load_backbone(
   else:
     preprocessing, source = _preprocessing_of_weights(spec, location, path)
     preprocessing = preprocessing.changed(preprocess)
-  network, params, sha256 = _load_network(
+  network, params, sha256 = load_network(
     spec, path, embedding, compute_dtype, preprocessing
   )
   if weights is not None:
@@ -239,6 +242,7 @@ def load_backbone(
     timm=architecture,
     weights_path=path,
     preprocessing_source=source,
+    license=spec.license,
   )
 
 
@@ -289,9 +293,7 @@ def timm_tensors(backbone: Backbone) -> Arrays:
     raise InputError(f"--backbone {backbone.name} is no network that timm has.")
   spec = backbone_spec(backbone.name)
   family = FAMILIES[spec.family]
-  arrays, sha256 = _read_without_classifier(
-    path, family, backbone.preprocessing
-  )
+  arrays, sha256 = read_without_classifier(path, family, backbone.preprocessing)
   if sha256 != backbone.weights_sha256:
     raise InputError(f"{escaped(str(path))} has changed since it was read.")
   if spec.family == "vit":
@@ -304,88 +306,6 @@ def _default_compute_dtype() -> ComputeDtype:
   if jax.default_backend() == "cpu":
     return "float32"
   return "bfloat16"
-
-
-def _load_network(
-  spec: BackboneSpec,
-  path: pathlib.Path,
-  embedding: str | None,
-  compute_dtype: ComputeDtype,
-  preprocessing: Preprocessing,
-) -> tuple[Any, dict[str, Any], str]:
-  """The network, its parameters, and the SHA-256 of the weights file.
-
-  InputError: the file is not of this backbone, or was trained on images that
-  were normalized otherwise.
-  """
-  family = FAMILIES[spec.family]
-  image_size = preprocessing.image_size
-  try:
-    arrays, sha256 = _read_without_classifier(path, family, preprocessing)
-    network = family.infer_network(arrays, embedding or spec.embedding)
-    if embedding not in (None, network.embedding):
-      raise ValueError(f"its only embedding is {network.embedding}")
-    _check_name(spec.name, family.inferred_name(network))
-    network = network.clone(compute_dtype=compute_dtype, **spec.model_kwargs)
-    adapted = family.adapt_weights(network, arrays, image_size)
-    params = flax_params(network, adapted, image_size)
-  except InputError:
-    raise
-  except (KeyError, IndexError, TypeError, ValueError) as error:
-    message = str(error)
-    if isinstance(error, KeyError):
-      message = f"no array {error}"
-    message = escaped(message).replace("\n", "\\n")[:1000]
-    raise InputError(
-      f"--backbone {spec.name}: {escaped(str(path))} does not fit: {message}."
-    ) from error
-  return network, params, sha256
-
-
-def _check_name(name: str, inferred_name: str) -> None:
-  """ValueError: the weights are of another network than the named one.
-
-  DeiT's network is ViT's, and the glyph ViT is of no published size.
-  """
-  as_deit = inferred_name.replace("vit_", "deit_")
-  if name not in (inferred_name, as_deit, "glyph_vit"):
-    raise ValueError(f"the weights look like {inferred_name}")
-
-
-def _read_without_classifier(
-  path: pathlib.Path, family: Family, preprocessing: Preprocessing
-) -> tuple[Arrays, str]:
-  """A file's arrays by timm's names, and the file's SHA-256."""
-  arrays, sha256 = read_tensors(path)
-  if any("/" in name for name in arrays):  # Google's
-    _check_normalization(arrays, preprocessing)
-    arrays = to_timm_names(arrays)
-  kept = {}
-  for name, array in arrays.items():
-    if not name.startswith(family.CLASSIFIER_WEIGHTS):
-      kept[name] = array
-  return kept, sha256
-
-
-def _check_normalization(
-  google_arrays: Arrays, preprocessing: Preprocessing
-) -> None:
-  """ValueError: Google's ViT or BiT would see images normalized otherwise.
-
-  Google trained all of them on pixels in [-1, 1]. Under a name that means
-  another normalization nothing would fail, and many points of accuracy be lost.
-  """
-  is_vit_or_bit = any(
-    name.startswith(("Transformer/", "resnet/root_block/"))
-    for name in google_arrays
-  )
-  half = (0.5, 0.5, 0.5)
-  if is_vit_or_bit and (preprocessing.mean, preprocessing.std) != (half, half):
-    raise ValueError(
-      "Google trained these weights with mean 0.5 and std 0.5, and here images"
-      f" would be normalized with mean {preprocessing.mean} and std"
-      f" {preprocessing.std}; use the name of Google's network (vit_…, bit_…)"
-    )
 
 
 def _load_user_function(

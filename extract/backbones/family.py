@@ -6,7 +6,14 @@ A new architecture is one module with what `Family` lists, and a row in
 
 from typing import Any, Protocol, runtime_checkable
 
-from oneshot_dp.extract.backbones import norm_free, resnet_v2, vit
+from oneshot_dp.extract.backbones import (
+  clip,
+  convnext,
+  norm_free,
+  resnet_v2,
+  rope_vit,
+  vit,
+)
 from oneshot_dp.extract.weights import Arrays
 
 
@@ -56,6 +63,47 @@ class Family(Protocol):
 
 FAMILIES: dict[str, Family] = {
   "vit": vit,
+  "clip": clip,
+  "rope_vit": rope_vit,
+  "convnext": convnext,
   "resnet_v2": resnet_v2,
   "norm_free": norm_free,
 }
+
+# Arrays of files that are not timm's, and what wrote them.
+_OTHER_LAYOUTS = {
+  "embeddings.patch_embeddings.projection.weight": "Hugging Face transformers",
+  "embeddings.patch_embeddings.weight": "Hugging Face transformers",
+  "vision_model.embeddings.patch_embedding.weight": "Hugging Face transformers",
+  "visual.conv1.weight": "OpenAI's CLIP or OpenCLIP",
+  "conv_proj.weight": "torchvision",
+  "layer1.0.conv1.weight": "torchvision or timm's plain ResNet",
+  "features.0.0.weight": "torchvision",
+}
+
+
+def describe_layout(arrays: Arrays) -> str:
+  """Says what a weights file looks like, for an error message.
+
+  Args:
+    arrays: by timm's names, or by whatever names a stranger's file has.
+
+  Returns:
+    A clause such as "it looks like convnext_tiny".
+  """
+  for name, program in _OTHER_LAYOUTS.items():
+    if any(array == name or array.endswith(f".{name}") for array in arrays):
+      return (
+        f"its arrays are named as by {program}: give timm's model.safetensors"
+        " of the same network"
+      )
+  # The more particular first: most of CLIP's and DINOv3's arrays are a ViT's.
+  for key in ("clip", "rope_vit", "convnext", "norm_free", "resnet_v2", "vit"):
+    family = FAMILIES[key]
+    try:
+      name = family.inferred_name(family.infer_network(arrays, None))
+    except (KeyError, IndexError, TypeError, ValueError):
+      continue
+    return f"it looks like {name}"
+  first_names = ", ".join(sorted(arrays)[:3]) or "none"
+  return f"it looks like no network known here (its arrays: {first_names} …)"

@@ -1,135 +1,38 @@
-"""The published backbones: their weights and the images that they expect.
+"""The published backbones by name.
 
-Each backbone is a `BackboneSpec`, as a model of timm has its `_cfg`. To add a
-published network of a known architecture, add a record to `_PUBLISHED`.
-
-This module imports no numerical library, so that `--help` starts quickly.
+To add a published network of a known kind, add a record to `_PUBLISHED`.
 """
 
 import dataclasses
 import difflib
-import pathlib
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
 
 from oneshot_dp.configs.errors import InputError
-
-_HALF = (0.5, 0.5, 0.5)
-_IMAGENET_MEAN = (0.485, 0.456, 0.406)
-_IMAGENET_STD = (0.229, 0.224, 0.225)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BackboneSpec:
-  """What a backbone's name stands for.
-
-  Attributes:
-    name: the name on the command line; in `_SERIES`, a regular expression of
-      all names of this kind.
-    family: the architecture, a key of `family.FAMILIES`.
-    timm: architecture and tag of the published weights in timm, such as
-      "vit_tiny_patch16_224.augreg_in21k"; None if timm does not have them.
-    weights: default location of the weights; None if they were never published
-      as plain arrays.
-    embedding: the layer that is read by default; None is the family's default.
-    model_kwargs: fields of the network that cannot be read off the weights.
-    image_size, resize, keep_aspect, resample, mean, std: how images were
-      prepared when the weights were trained; see `images.Preprocessing`. A
-      config.json that comes with the weights takes precedence.
-    keeps_image_size: whether size and crop are those of this record in any
-      case. DINOv2's last stage of training was at 518 pixels, which timm's
-      files say; it is evaluated, and five times as fast, at 224.
-  """
-
-  name: str
-  family: str
-  timm: str | None = None
-  weights: str | None = None
-  embedding: str | None = None
-  model_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  image_size: int = 224
-  resize: int | Literal["square"] = "square"
-  keep_aspect: bool = True
-  resample: Literal["bilinear", "bicubic"] = "bicubic"
-  mean: tuple[float, float, float] = _HALF
-  std: tuple[float, float, float] = _HALF
-  keeps_image_size: bool = False
-
-
-_VIT_SIZE = "(ti|s|b|l|h|g|so400m)[1-9][0-9]?"
-
-# Kinds of networks. What the published sizes of a kind have in common is here,
-# and the name of a size that nobody published (`vit_b14`) is looked up here.
-_VIT = BackboneSpec(name=f"vit_{_VIT_SIZE}", family="vit")
-_DEIT = BackboneSpec(
-  name=f"deit_{_VIT_SIZE}",
-  family="vit",
-  resize=256,
-  mean=_IMAGENET_MEAN,
-  std=_IMAGENET_STD,
-)
-_DEIT_DISTILLED = dataclasses.replace(_DEIT, name=f"deit_distilled_{_VIT_SIZE}")
-_DINOV2 = dataclasses.replace(
-  _DEIT, name=f"dinov2_{_VIT_SIZE}", keeps_image_size=True
-)
-_DINOV2_REG = dataclasses.replace(_DINOV2, name=f"dinov2_reg_{_VIT_SIZE}")
-_SIGLIP = BackboneSpec(
-  name=f"siglip_{_VIT_SIZE}",
-  family="vit",
-  model_kwargs={"mlp": "gelu_tanh"},
-  image_size=256,
-)
-_BIT = BackboneSpec(
-  name="bit_r(50|101|152)x[1-9][0-9]?",
-  family="resnet_v2",
-  image_size=448,
-  resample="bilinear",
-)
-_WRN = BackboneSpec(
-  name="wrn_(16|22|28|34|40)_[1-9][0-9]?",
-  family="resnet_v2",
-  image_size=32,
-  resample="bilinear",
-  # CIFAR's, which jax_privacy uses for every data set that a WRN is shown.
-  mean=(0.49139968, 0.48215841, 0.44653091),
-  std=(0.24703223, 0.24348513, 0.26158784),
-)
-_NF_RESNET = BackboneSpec(
-  name="nf_resnet(26|50|101)",
-  family="norm_free",
-  # The central 94 %, as timm evaluates the published NF-ResNet-50.
-  image_size=288,
-  resize=306,
-  mean=_IMAGENET_MEAN,
-  std=_IMAGENET_STD,
-)
-_NFNET = BackboneSpec(
-  name="nfnet_f[0-3]",
-  family="norm_free",
-  keep_aspect=False,
-  mean=_IMAGENET_MEAN,
-  std=_IMAGENET_STD,
-)
-_GLYPH_VIT = BackboneSpec(
-  name="glyph_vit",
-  family="vit",
-  weights=str(pathlib.Path(__file__).with_name("glyph_vit.safetensors")),
-  embedding="pre_logits",
-  model_kwargs={"mlp": "gelu_tanh", "heads": 4},
-  image_size=32,
-)
-_SERIES = (
-  _VIT,
-  _DEIT,
-  _DEIT_DISTILLED,
-  _DINOV2,
-  _DINOV2_REG,
-  _SIGLIP,
-  _BIT,
-  _WRN,
-  _NF_RESNET,
-  _NFNET,
+from oneshot_dp.extract.backbones.kinds import (
+  BIT,
+  CLIP,
+  CLIP_DFN2B,
+  CLIP_LAION2B,
+  CLIP_METACLIP,
+  CONVNEXT,
+  CONVNEXT_DINOV3,
+  CONVNEXT_IN1K,
+  DEIT,
+  DEIT_DISTILLED,
+  DINOV2,
+  DINOV2_REG,
+  DINOV3,
+  GLYPH_VIT,
+  HALF,
+  KINDS,
+  NF_RESNET,
+  NFNET,
+  SIGLIP,
+  SIGLIP2,
+  TIPSV2,
+  VIT,
+  WRN,
+  BackboneSpec,
 )
 
 
@@ -141,6 +44,9 @@ def _published(
   image_size: int | None = None,
   resize: int | None = None,
   heads: int | None = None,
+  mean: tuple[float, float, float] | None = None,
+  std: tuple[float, float, float] | None = None,
+  mlp: str | None = None,
 ) -> BackboneSpec:
   """A network of a kind whose weights timm publishes on the Hub.
 
@@ -151,104 +57,215 @@ def _published(
   model_kwargs = dict(kind.model_kwargs)
   if heads is not None:
     model_kwargs["heads"] = heads
+  if mlp is not None:
+    model_kwargs["mlp"] = mlp
+  # timm calls a network with quick-GELU by a name of its own; the file of its
+  # weights is that of the network without.
+  repository = timm.replace("_quickgelu", "")
   return dataclasses.replace(
     kind,
     name=name,
     timm=timm,
-    weights=f"hf://timm/{timm}@main/model.safetensors",
+    weights=f"hf://timm/{repository}@main/model.safetensors",
     model_kwargs=model_kwargs,
     image_size=image_size or kind.image_size,
     resize=resize or kind.resize,
+    mean=mean or kind.mean,
+    std=std or kind.std,
   )
 
 
 # Where there is a choice, weights that saw no labels of ImageNet-1k: they can
 # be used in experiments on it.
 _PUBLISHED = (
-  _published(_VIT, "vit_ti16", "vit_tiny_patch16_224.augreg_in21k"),
-  _published(_VIT, "vit_s16", "vit_small_patch16_224.augreg_in21k"),
-  _published(_VIT, "vit_s32", "vit_small_patch32_224.augreg_in21k"),
-  _published(_VIT, "vit_b8", "vit_base_patch8_224.augreg_in21k"),
-  _published(_VIT, "vit_b16", "vit_base_patch16_224.augreg_in21k"),
-  _published(_VIT, "vit_b32", "vit_base_patch32_224.augreg_in21k"),
-  _published(_VIT, "vit_l16", "vit_large_patch16_224.augreg_in21k"),
-  _published(_VIT, "vit_l32", "vit_large_patch32_224.orig_in21k"),
-  _published(_VIT, "vit_h14", "vit_huge_patch14_224.orig_in21k"),
-  _published(_DEIT, "deit_ti16", "deit_tiny_patch16_224.fb_in1k"),
-  _published(_DEIT, "deit_s16", "deit_small_patch16_224.fb_in1k"),
-  _published(_DEIT, "deit_b16", "deit_base_patch16_224.fb_in1k"),
+  _published(VIT, "vit_ti16", "vit_tiny_patch16_224.augreg_in21k"),
+  _published(VIT, "vit_s16", "vit_small_patch16_224.augreg_in21k"),
+  _published(VIT, "vit_s32", "vit_small_patch32_224.augreg_in21k"),
+  _published(VIT, "vit_b8", "vit_base_patch8_224.augreg_in21k"),
+  _published(VIT, "vit_b16", "vit_base_patch16_224.augreg_in21k"),
+  _published(VIT, "vit_b32", "vit_base_patch32_224.augreg_in21k"),
+  _published(VIT, "vit_l16", "vit_large_patch16_224.augreg_in21k"),
+  _published(VIT, "vit_l32", "vit_large_patch32_224.orig_in21k"),
+  _published(VIT, "vit_h14", "vit_huge_patch14_224.orig_in21k"),
+  _published(DEIT, "deit_ti16", "deit_tiny_patch16_224.fb_in1k"),
+  _published(DEIT, "deit_s16", "deit_small_patch16_224.fb_in1k"),
+  _published(DEIT, "deit_b16", "deit_base_patch16_224.fb_in1k"),
   _published(
-    _DEIT_DISTILLED,
+    DEIT_DISTILLED,
     "deit_distilled_ti16",
     "deit_tiny_distilled_patch16_224.fb_in1k",
   ),
   _published(
-    _DEIT_DISTILLED,
+    DEIT_DISTILLED,
     "deit_distilled_s16",
     "deit_small_distilled_patch16_224.fb_in1k",
   ),
   _published(
-    _DEIT_DISTILLED,
+    DEIT_DISTILLED,
     "deit_distilled_b16",
     "deit_base_distilled_patch16_224.fb_in1k",
   ),
-  _published(_DINOV2, "dinov2_s14", "vit_small_patch14_dinov2.lvd142m"),
-  _published(_DINOV2, "dinov2_b14", "vit_base_patch14_dinov2.lvd142m"),
-  _published(_DINOV2, "dinov2_l14", "vit_large_patch14_dinov2.lvd142m"),
-  _published(_DINOV2, "dinov2_g14", "vit_giant_patch14_dinov2.lvd142m"),
+  _published(DINOV2, "dinov2_s14", "vit_small_patch14_dinov2.lvd142m"),
+  _published(DINOV2, "dinov2_b14", "vit_base_patch14_dinov2.lvd142m"),
+  _published(DINOV2, "dinov2_l14", "vit_large_patch14_dinov2.lvd142m"),
+  _published(DINOV2, "dinov2_g14", "vit_giant_patch14_dinov2.lvd142m"),
   _published(
-    _DINOV2_REG, "dinov2_reg_s14", "vit_small_patch14_reg4_dinov2.lvd142m"
+    DINOV2_REG, "dinov2_reg_s14", "vit_small_patch14_reg4_dinov2.lvd142m"
   ),
   _published(
-    _DINOV2_REG, "dinov2_reg_b14", "vit_base_patch14_reg4_dinov2.lvd142m"
+    DINOV2_REG, "dinov2_reg_b14", "vit_base_patch14_reg4_dinov2.lvd142m"
   ),
   _published(
-    _DINOV2_REG, "dinov2_reg_l14", "vit_large_patch14_reg4_dinov2.lvd142m"
+    DINOV2_REG, "dinov2_reg_l14", "vit_large_patch14_reg4_dinov2.lvd142m"
   ),
   _published(
-    _DINOV2_REG, "dinov2_reg_g14", "vit_giant_patch14_reg4_dinov2.lvd142m"
+    DINOV2_REG, "dinov2_reg_g14", "vit_giant_patch14_reg4_dinov2.lvd142m"
   ),
   _published(
-    _SIGLIP, "siglip_b16", "vit_base_patch16_siglip_224.webli", image_size=224
+    SIGLIP, "siglip_b16", "vit_base_patch16_siglip_224.webli", image_size=224
   ),
-  _published(_SIGLIP, "siglip_b32", "vit_base_patch32_siglip_256.v2_webli"),
-  _published(_SIGLIP, "siglip_l16", "vit_large_patch16_siglip_256.webli"),
+  _published(SIGLIP, "siglip_b32", "vit_base_patch32_siglip_256.v2_webli"),
+  _published(SIGLIP, "siglip_l16", "vit_large_patch16_siglip_256.webli"),
   _published(
-    _SIGLIP,
+    SIGLIP,
     "siglip_so400m14",
     "vit_so400m_patch14_siglip_384.webli",
     image_size=384,
   ),
   _published(
-    _SIGLIP, "siglip_so400m16", "vit_so400m_patch16_siglip_256.v2_webli"
+    SIGLIP, "siglip_so400m16", "vit_so400m_patch16_siglip_256.v2_webli"
   ),
   _published(
-    _SIGLIP, "siglip_g16", "vit_giantopt_patch16_siglip_256.v2_webli", heads=16
-  ),
-  _published(_BIT, "bit_r50x1", "resnetv2_50x1_bit.goog_in21k"),
-  _published(_BIT, "bit_r50x3", "resnetv2_50x3_bit.goog_in21k"),
-  _published(_BIT, "bit_r101x1", "resnetv2_101x1_bit.goog_in21k"),
-  _published(_BIT, "bit_r101x3", "resnetv2_101x3_bit.goog_in21k"),
-  _published(_BIT, "bit_r152x2", "resnetv2_152x2_bit.goog_in21k"),
-  _published(
-    _BIT, "bit_r152x4", "resnetv2_152x4_bit.goog_in21k", image_size=480
-  ),
-  _published(_NF_RESNET, "nf_resnet50", "nf_resnet50.ra2_in1k"),
-  _published(
-    _NFNET, "nfnet_f0", "dm_nfnet_f0.dm_in1k", image_size=256, resize=284
+    SIGLIP, "siglip_g16", "vit_giantopt_patch16_siglip_256.v2_webli", heads=16
   ),
   _published(
-    _NFNET, "nfnet_f1", "dm_nfnet_f1.dm_in1k", image_size=320, resize=351
+    SIGLIP2,
+    "siglip2_b16",
+    "vit_base_patch16_siglip_224.v2_webli",
+    image_size=224,
+  ),
+  _published(SIGLIP2, "siglip2_b32", "vit_base_patch32_siglip_256.v2_webli"),
+  _published(SIGLIP2, "siglip2_l16", "vit_large_patch16_siglip_256.v2_webli"),
+  _published(
+    SIGLIP2,
+    "siglip2_so400m14",
+    "vit_so400m_patch14_siglip_224.v2_webli",
+    image_size=224,
   ),
   _published(
-    _NFNET, "nfnet_f2", "dm_nfnet_f2.dm_in1k", image_size=352, resize=382
+    SIGLIP2, "siglip2_so400m16", "vit_so400m_patch16_siglip_256.v2_webli"
   ),
   _published(
-    _NFNET, "nfnet_f3", "dm_nfnet_f3.dm_in1k", image_size=416, resize=442
+    SIGLIP2,
+    "siglip2_g16",
+    "vit_giantopt_patch16_siglip_256.v2_webli",
+    heads=16,
+  ),
+  _published(TIPSV2, "tipsv2_b14", "vit_base_patch14_reg1_tipsv2.webli"),
+  _published(TIPSV2, "tipsv2_l14", "vit_large_patch14_reg1_tipsv2.webli"),
+  _published(TIPSV2, "tipsv2_so400m14", "vit_so400m_patch14_reg1_tipsv2.webli"),
+  _published(
+    CLIP,
+    "clip_b32",
+    "vit_base_patch32_clip_quickgelu_224.openai",
+    resize=248,
+  ),
+  _published(
+    CLIP,
+    "clip_b16",
+    "vit_base_patch16_clip_quickgelu_224.openai",
+    resize=248,
+  ),
+  _published(CLIP, "clip_l14", "vit_large_patch14_clip_quickgelu_224.openai"),
+  _published(
+    CLIP_LAION2B,
+    "clip_laion2b_b32",
+    "vit_base_patch32_clip_224.laion2b",
+    resize=248,
+  ),
+  _published(
+    CLIP_LAION2B, "clip_laion2b_b16", "vit_base_patch16_clip_224.laion2b"
+  ),
+  _published(
+    CLIP_LAION2B,
+    "clip_laion2b_l14",
+    "vit_large_patch14_clip_224.laion2b",
+    mean=HALF,
+    std=HALF,
+  ),
+  _published(
+    CLIP_LAION2B, "clip_laion2b_h14", "vit_huge_patch14_clip_224.laion2b"
+  ),
+  _published(CLIP_DFN2B, "clip_dfn2b_b16", "vit_base_patch16_clip_224.dfn2b"),
+  _published(
+    CLIP_DFN2B,
+    "clip_dfn2b_l14",
+    "vit_large_patch14_clip_quickgelu_224.dfn2b",
+    mlp="quick_gelu",
+  ),
+  _published(
+    CLIP_METACLIP,
+    "clip_metaclip_b32",
+    "vit_base_patch32_clip_quickgelu_224.metaclip_2pt5b",
+  ),
+  _published(
+    CLIP_METACLIP,
+    "clip_metaclip_b16",
+    "vit_base_patch16_clip_quickgelu_224.metaclip_2pt5b",
+  ),
+  _published(
+    CLIP_METACLIP,
+    "clip_metaclip_l14",
+    "vit_large_patch14_clip_quickgelu_224.metaclip_2pt5b",
+  ),
+  _published(DINOV3, "dinov3_s16", "vit_small_patch16_dinov3.lvd1689m"),
+  _published(DINOV3, "dinov3_b16", "vit_base_patch16_dinov3.lvd1689m"),
+  _published(DINOV3, "dinov3_l16", "vit_large_patch16_dinov3.lvd1689m"),
+  _published(CONVNEXT, "convnext_tiny", "convnext_tiny.fb_in22k"),
+  _published(CONVNEXT, "convnext_small", "convnext_small.fb_in22k"),
+  _published(CONVNEXT, "convnext_base", "convnext_base.fb_in22k"),
+  _published(CONVNEXT, "convnext_large", "convnext_large.fb_in22k"),
+  _published(CONVNEXT, "convnext_xlarge", "convnext_xlarge.fb_in22k"),
+  _published(CONVNEXT_IN1K, "convnext_in1k_tiny", "convnext_tiny.fb_in1k"),
+  _published(CONVNEXT_IN1K, "convnext_in1k_small", "convnext_small.fb_in1k"),
+  _published(CONVNEXT_IN1K, "convnext_in1k_base", "convnext_base.fb_in1k"),
+  _published(CONVNEXT_IN1K, "convnext_in1k_large", "convnext_large.fb_in1k"),
+  _published(
+    CONVNEXT_DINOV3, "convnext_dinov3_tiny", "convnext_tiny.dinov3_lvd1689m"
+  ),
+  _published(
+    CONVNEXT_DINOV3, "convnext_dinov3_small", "convnext_small.dinov3_lvd1689m"
+  ),
+  _published(
+    CONVNEXT_DINOV3, "convnext_dinov3_base", "convnext_base.dinov3_lvd1689m"
+  ),
+  _published(
+    CONVNEXT_DINOV3, "convnext_dinov3_large", "convnext_large.dinov3_lvd1689m"
+  ),
+  _published(BIT, "bit_r50x1", "resnetv2_50x1_bit.goog_in21k"),
+  _published(BIT, "bit_r50x3", "resnetv2_50x3_bit.goog_in21k"),
+  _published(BIT, "bit_r101x1", "resnetv2_101x1_bit.goog_in21k"),
+  _published(BIT, "bit_r101x3", "resnetv2_101x3_bit.goog_in21k"),
+  _published(BIT, "bit_r152x2", "resnetv2_152x2_bit.goog_in21k"),
+  _published(
+    BIT, "bit_r152x4", "resnetv2_152x4_bit.goog_in21k", image_size=480
+  ),
+  _published(NF_RESNET, "nf_resnet50", "nf_resnet50.ra2_in1k"),
+  _published(
+    NFNET, "nfnet_f0", "dm_nfnet_f0.dm_in1k", image_size=256, resize=284
+  ),
+  _published(
+    NFNET, "nfnet_f1", "dm_nfnet_f1.dm_in1k", image_size=320, resize=351
+  ),
+  _published(
+    NFNET, "nfnet_f2", "dm_nfnet_f2.dm_in1k", image_size=352, resize=382
+  ),
+  _published(
+    NFNET, "nfnet_f3", "dm_nfnet_f3.dm_in1k", image_size=416, resize=442
   ),
   # Published as pickles only, which are not read: give --weights.
-  dataclasses.replace(_WRN, name="wrn_28_10"),
-  _GLYPH_VIT,
+  dataclasses.replace(WRN, name="wrn_28_10"),
+  GLYPH_VIT,
 )
 _SPECS = {spec.name: spec for spec in _PUBLISHED}
 
@@ -278,7 +295,7 @@ def backbone_spec(name: str) -> BackboneSpec:
   """
   if name in _SPECS:
     return _SPECS[name]
-  for kind in _SERIES:
+  for kind in KINDS:
     if re.fullmatch(kind.name, name):
       return dataclasses.replace(kind, name=name)
   nearest = difflib.get_close_matches(name.lower(), _SPECS, n=3)

@@ -60,7 +60,10 @@ def published_preprocessing(
   if not isinstance(content, dict) or "pretrained_cfg" not in content:
     return None
   try:
-    return preprocessing_from_timm(content["pretrained_cfg"]), shown
+    config = content["pretrained_cfg"]
+    if not isinstance(config, dict):
+      raise TypeError(f"it is a {type(config).__name__}")
+    return preprocessing_from_timm(config), shown
   except (KeyError, TypeError, ValueError, OverflowError) as error:
     message = escaped(" ".join(str(error).split()))[:200]
     raise InputError(

@@ -1,4 +1,4 @@
-"""The Vision Transformer, from pixels to embedding: ViT, DeiT, DINOv2, SigLIP.
+"""The Vision Transformer: ViT, DeiT, DINOv2, TIPSv2, SigLIP; CLIP by clip.py.
 
 Arranged for speed on every XLA backend: the patch embedding is a matrix product
 instead of a strided convolution (2x on a CPU); where only the class token is
@@ -39,6 +39,7 @@ _NEEDED_BY_EMBEDDING = {
   "mean": "norm",
   "pre_logits": "pre_logits",
 }
+_OF_CLASS_TOKEN = ("cls", "pre_logits", "projection")
 # By width, where there is not one attention head for every 64 channels.
 _HEADS_BY_WIDTH = {1152: 16, 1280: 16}
 # By (width, depth).
@@ -70,11 +71,17 @@ class ViT(nn.Module):
     heads: attention heads.
     tokens: names and numbers of the tokens in front of the patches.
     token_positions: whether these have position embeddings, too.
-    mlp: "gelu" (exact), "gelu_tanh", or "swiglu", the gate silu(a)·b.
+    mlp: "gelu" (exact), "gelu_tanh", "quick_gelu" (x·sigmoid(1.702 x)), or
+      "swiglu", the gate silu(a)·b.
     layer_scale: whether each branch is scaled before it is added.
     embedding: what is read after the last LayerNorm. "cls": the class token;
       "mean": the mean of the patch tokens; "pre_logits": the class token
-      through a dense layer and tanh; "map": attention pooling of all tokens.
+      through a dense layer and tanh; "map": attention pooling of all tokens;
+      "projection": the class token through CLIP's projection.
+    pre_norm: whether there is a LayerNorm before the blocks; the embedding of
+      patches has no bias then.
+    epsilon: of LayerNorm.
+    projection_dim: channels of CLIP's projection.
     compute_dtype: dtype of matrix products.
   """
 
@@ -88,25 +95,31 @@ class ViT(nn.Module):
   mlp: str = "gelu"
   layer_scale: bool = False
   embedding: str = "cls"
+  pre_norm: bool = False
+  epsilon: float = 1e-6
+  projection_dim: int | None = None
   compute_dtype: ComputeDtype = "float32"
 
   @nn.compact
   def __call__(self, images: Images) -> Float32[Array, "b d"]:
     dtype = jnp.dtype(self.compute_dtype)
     mlp = functools.partial(Mlp, self.hidden, self.mlp, dtype)
+    norm = functools.partial(layer_norm, epsilon=self.epsilon)
     x = self._add_positions(self._prepend_tokens(self._embed_patches(images)))
+    if self.pre_norm:
+      x = norm(name="norm_pre")(x)
 
     # Of the last block nothing but the class token is computed if nothing else
     # is read.
     for index in range(self.depth):
       num_outputs = None
-      if index == self.depth - 1 and self.embedding in ("cls", "pre_logits"):
+      if index == self.depth - 1 and self.embedding in _OF_CLASS_TOKEN:
         num_outputs = 1
       block = Block(
-        self.heads, mlp, self.layer_scale, dtype, name=f"blocks.{index}"
+        self.heads, mlp, norm, self.layer_scale, dtype, name=f"blocks.{index}"
       )
       x = block(x, num_outputs)
-    x = layer_norm(name="norm")(x)
+    x = norm(name="norm")(x)
 
     match self.embedding:
       case "map":
@@ -116,6 +129,9 @@ class ViT(nn.Module):
       case "pre_logits":
         dense = nn.Dense(self.width, dtype=dtype, name="pre_logits.fc")
         return nn.tanh(dense(x[:, 0])).astype(jnp.float32)
+      case "projection":
+        project = nn.Dense(self.projection_dim or 0, dtype=dtype, name="head")
+        return project(x[:, 0]).astype(jnp.float32)
       case _:
         return x[:, 0]
 
@@ -134,6 +150,7 @@ class ViT(nn.Module):
     project = nn.DenseGeneral(
       self.width,
       axis=(3, 4, 5),
+      use_bias=not self.pre_norm,
       name="patch_embed.proj",
       dtype=jnp.dtype(self.compute_dtype),
     )
@@ -168,6 +185,7 @@ class Block(nn.Module):
 
   heads: int
   mlp: Any
+  norm: Any
   layer_scale: bool
   dtype: Any
 
@@ -177,11 +195,11 @@ class Block(nn.Module):
   ) -> Float32[Array, "b out width"]:
     width = x.shape[-1]
     qkv = nn.Dense(3 * width, name="attn.qkv", dtype=self.dtype)
-    q, k, v = jnp.split(qkv(layer_norm(name="norm1")(x)), 3, axis=-1)
+    q, k, v = jnp.split(qkv(self.norm(name="norm1")(x)), 3, axis=-1)
     mixed = attention(q[:, :num_outputs], k, v, self.heads, self.dtype)
     mixed = nn.Dense(width, name="attn.proj", dtype=self.dtype)(mixed)
     x = x[:, :num_outputs] + self._scale("ls1.gamma", mixed)
-    hidden = self.mlp(name="mlp")(layer_norm(name="norm2")(x))
+    hidden = self.mlp(name="mlp")(self.norm(name="norm2")(x))
     return x + self._scale("ls2.gamma", hidden)
 
   def _scale(self, name: str, branch: Array) -> Array:
@@ -233,7 +251,10 @@ class Mlp(nn.Module):
       x = nn.silu(gate) * value
     else:
       x = nn.Dense(self.hidden, name="fc1", dtype=self.dtype)(x)
-      x = nn.gelu(x, approximate=self.kind == "gelu_tanh")
+      if self.kind == "quick_gelu":
+        x = x * nn.sigmoid(1.702 * x)
+      else:
+        x = nn.gelu(x, approximate=self.kind == "gelu_tanh")
     return nn.Dense(width, name="fc2", dtype=self.dtype)(x)
 
 
@@ -294,10 +315,7 @@ def infer_network(arrays: Arrays, embedding: str | None) -> ViT:
 def _tokens_have_positions(
   arrays: Arrays, tokens: list[tuple[str, int]]
 ) -> bool:
-  """Whether positions are of patches alone, or of the tokens before them, too.
-
-  The patches are a square, so the number of positions decides.
-  """
+  """Whether there are more positions than the square of the patches'."""
   positions = arrays["pos_embed"].shape[1]
   num_tokens = sum(number for _, number in tokens)
   if _is_square(positions):
@@ -312,11 +330,7 @@ def _is_square(number: int) -> bool:
 
 
 def choose_embedding(arrays: Arrays, embedding: str | None) -> str:
-  """The embedding that is asked for, or the first one that the weights have.
-
-  Raises:
-    ValueError: the weights do not have it.
-  """
+  """The embedding asked for, or the default; ValueError: there is none such."""
   modules = {name.partition(".")[0] for name in arrays}
   choices = []
   for choice, needed in _NEEDED_BY_EMBEDDING.items():
@@ -350,10 +364,8 @@ def adapt_weights(network: ViT, arrays: Arrays, image_size: int) -> Arrays:
   """Returns the arrays that are read, with positions for the image size.
 
   Positions are resized by Pillow's bicubic filter, which is that of timm, on
-  the host: their bits do not depend on the device.
-
-  Raises:
-    ValueError: the image size is smaller than a patch.
+  the host: their bits do not depend on the device. ValueError: the image size
+  is smaller than a patch.
   """
   grid_side = image_size // network.patch
   if grid_side == 0:

@@ -187,6 +187,46 @@ def test_wrn_has_one_embedding_only(wrn_file):
     load_backbone("wrn_16_1", wrn_file, embedding="cls")
 
 
+STRANGERS = [
+  ("timm/convnext_tiny", "convnext_tiny.fb_in22k", "looks like convnext_tiny"),
+  ("timm/dinov3_s16", "vit_small_patch16_dinov3", "looks like dinov3_s16"),
+  (
+    "timm/clip_b16",
+    "vit_base_patch16_clip_quickgelu_224.openai",
+    "look like clip_b16",
+  ),
+]
+
+
+@pytest.mark.parametrize(("kind", "tag", "message"), STRANGERS)
+def test_weights_of_another_architecture_are_refused_by_its_name(
+  tmp_path, kind, tag, message
+):
+  """The shapes alone are drawn, of float16 zeros."""
+  shapes = drawn.layouts()[0][f"published/{kind}/{tag}"]
+  arrays = {k: np.zeros(s, np.float16) for k, s in shapes.items()}
+  with refused(f"--backbone vit_s16: .* does not fit: .*{message}"):
+    load_backbone("vit_s16", save(tmp_path / "w.safetensors", arrays))
+
+
+FOREIGN_NAMES = {
+  "vit.embeddings.patch_embeddings.projection.weight": "Hugging Face",
+  "vision_model.embeddings.patch_embedding.weight": "Hugging Face",
+  "visual.conv1.weight": "OpenAI's CLIP or OpenCLIP",
+  "conv_proj.weight": "torchvision",
+  "something.else": "no network known here .*something.else",
+}
+
+
+@pytest.mark.parametrize(("array", "message"), FOREIGN_NAMES.items())
+def test_weights_of_another_program_are_refused_by_its_name(
+  tmp_path, array, message
+):
+  path = save(tmp_path / "w.safetensors", {array: np.zeros((2, 3, 4, 4))})
+  with refused(f"--backbone vit_b16: .* does not fit: .*{message}"):
+    load_backbone("vit_b16", path)
+
+
 CHANGES = [
   ({"norm.weight": None}, "missing: norm.weight"),
   ({"norm.weight": np.zeros(127)}, r"norm.weight \[127\] instead of \[128\]"),
@@ -223,6 +263,15 @@ SIZES = {
   "siglip_b16": (224, "square"),
   "siglip_l16": (256, "square"),
   "siglip_so400m14": (384, "square"),
+  "siglip2_b16": (224, "square"),
+  "tipsv2_b14": (448, 448),
+  "clip_b16": (224, 248),
+  "clip_laion2b_b16": (224, 224),
+  "clip_metaclip_b16": (224, 224),
+  "dinov3_s16": (256, 256),
+  "convnext_tiny": (224, 256),
+  "convnext_in1k_tiny": (288, 288),
+  "convnext_dinov3_tiny": (224, 224),
   "bit_r50x1": (448, "square"),
   "bit_r152x4": (480, "square"),
   "nf_resnet50": (288, 306),
@@ -243,7 +292,12 @@ def test_spec_prepares_images_as_the_weights_were_trained(name, size):
   assert preprocessing.resample == ("bilinear" if is_bilinear else "bicubic")
   if name == "wrn_28_10":
     assert preprocessing.mean[0] == 0.49139968
-  elif name.startswith(("deit", "dino", "nf")):
+  elif name == "tipsv2_b14":
+    assert (preprocessing.mean, preprocessing.std) == ((0, 0, 0), (1, 1, 1))
+  elif name.startswith("clip"):
+    assert preprocessing.mean == (0.48145466, 0.4578275, 0.40821073)
+    assert preprocessing.std == (0.26862954, 0.26130258, 0.27577711)
+  elif name.startswith(("deit", "dino", "nf", "convnext")):
     assert preprocessing.mean == (0.485, 0.456, 0.406)
   else:
     assert preprocessing.mean == (0.5, 0.5, 0.5)
@@ -258,7 +312,39 @@ def test_spec_of_a_listed_name_has_the_weights_of_its_tag(name):
   elif name == "glyph_vit":
     assert spec.weights == str(GLYPH_WEIGHTS)
   else:
-    assert spec.weights == f"hf://timm/{spec.timm}@main/model.safetensors"
+    # timm keeps one file for a network with quick-GELU and without.
+    repository = (spec.timm or "").replace("_quickgelu", "")
+    assert spec.weights == f"hf://timm/{repository}@main/model.safetensors"
+
+
+@pytest.mark.parametrize(
+  ("name", "mlp"),
+  [
+    ("clip_b16", "quick_gelu"),
+    ("clip_metaclip_b16", "quick_gelu"),
+    ("clip_dfn2b_l14", "quick_gelu"),
+    ("clip_dfn2b_b16", None),
+    ("clip_laion2b_b16", None),
+  ],
+)
+def test_spec_of_clip_has_quick_gelu_where_its_tag_says_so(name, mlp):
+  spec = backbone_spec(name)
+  assert spec.model_kwargs.get("mlp") == mlp
+  assert ("quickgelu" in (spec.timm or "")) == (mlp is not None)
+
+
+@pytest.mark.parametrize(
+  ("name", "license"),
+  [
+    ("dinov3_s16", "dinov3-license"),
+    ("convnext_dinov3_tiny", "dinov3-license"),
+    ("clip_metaclip_b16", "cc-by-nc-4.0"),
+    ("clip_dfn2b_b16", "apple-ascl"),
+    ("vit_b16", None),
+  ],
+)
+def test_spec_names_a_license_that_is_not_permissive(name, license):
+  assert backbone_spec(name).license == license
 
 
 UNKNOWN_NAMES = [

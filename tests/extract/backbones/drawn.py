@@ -4,16 +4,15 @@ golden/ was written at commit 4ab1d5e by its vit_golden.py and conv_golden.py,
 with timm 1.0.31 and torch 2.13: embeddings of small networks in float64
 (`*_outputs.npz`; of a WRN by WrnOracle of resnet_test.py at 0aacbfa), and names
 and shapes of files as timm and Google save them (`*_layouts.json`), of every
-published size too.
+published size too. `timm_outputs.npz` and `timm_layouts.json.xz`, of CLIP,
+TIPSv2, DINOv3 and ConvNeXt, are written by write_golden.py.
 """
 
 import functools
 import gzip
 import json
 import lzma
-import math
 import pathlib
-import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -23,18 +22,18 @@ import numpy as np
 from oneshot_dp.extract.backbones.family import FAMILIES
 from oneshot_dp.extract.backbones.google_names import to_timm_names
 from oneshot_dp.extract.weights import flax_params
+from tests.extract.backbones.draw import draw
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 OUTPUTS = {
   key: array
-  for file in ("vit_outputs.npz", "conv_outputs.npz")
+  for file in ("vit_outputs.npz", "conv_outputs.npz", "timm_outputs.npz")
   for key, array in np.load(GOLDEN / file).items()
   if "last" not in key
 }
 # What a network with the first block of each stage alone does not have.
-OMITTED_FROM_SHORT_NETWORK = (
-  r"head|mask_token|blocks\.([1-9]|\d\d)\."
-  r"|stages\.\d\.(blocks\.)?([1-9]|\d\d)\."
+REPEATED_BLOCKS = (
+  r"blocks\.([1-9]|\d\d)\.|stages\.\d\.(blocks\.)?([1-9]|\d\d)\."
 )
 # XLA's options for small networks: to compile takes longer than to run.
 FAST_COMPILE: Any = {
@@ -43,24 +42,14 @@ FAST_COMPILE: Any = {
 }
 
 
-def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
-  """Float32 weights that depend on name and shape only, on any platform."""
-  bits = np.random.Philox(key=zlib.crc32(name.encode())).random_raw(
-    math.prod(shape)
-  )
-  unit = ((bits >> np.uint64(40)).astype(np.float64) / 2**23 - 1).reshape(shape)
-  if name.endswith("weight") and len(shape) == 1:
-    unit = 1 + unit / 4
-  elif len(shape) in (2, 4) and "pos" not in name:
-    unit = unit * math.sqrt(6 / math.prod(shape[1:]))
-  return unit.astype(np.float32)
-
-
 @functools.cache
 def layouts() -> tuple[dict[str, Any], dict[str, Any]]:
   """Shapes by name, of the files of ViTs and of convolutional networks."""
+  timm_layouts = (GOLDEN / "timm_layouts.json.xz").read_bytes()
+  vit_layouts = (GOLDEN / "vit_layouts.json.xz").read_bytes()
   return (
-    json.loads(lzma.decompress((GOLDEN / "vit_layouts.json.xz").read_bytes())),
+    json.loads(lzma.decompress(vit_layouts))
+    | json.loads(lzma.decompress(timm_layouts)),
     json.loads(gzip.decompress((GOLDEN / "conv_layouts.json.gz").read_bytes())),
   )
 
@@ -207,7 +196,7 @@ def build(key: str, **changes: Any) -> tuple[Any, Any, np.ndarray]:
   """Builds a small network with drawn weights.
 
   Args:
-    key: of `OUTPUTS`: timm/CASE/SIDE/EMBEDDING of a ViT, wrn_DEPTH_WIDTH_SIDE,
+    key: of `OUTPUTS`: timm/CASE/SIDE/EMBEDDING, wrn_DEPTH_WIDTH_SIDE,
       or CASE_SIDE of the other convolutional networks.
     **changes: fields of the network.
 
@@ -215,8 +204,11 @@ def build(key: str, **changes: Any) -> tuple[Any, Any, np.ndarray]:
     The Flax module, its parameters, and two normalized images.
   """
   if key.startswith("timm"):
-    family_name, arrays, images, embedding = _vit_case(key)
-    changes["heads"] = 4
+    family_name, arrays, images, embedding = _timm_case(key)
+    if family_name != "convnext":
+      changes["heads"] = 4
+    if "quickgelu" in key:
+      changes["mlp"] = "quick_gelu"
     if "/siglip/" in key:
       changes["mlp"] = "gelu_tanh"
   elif key.startswith("wrn"):
@@ -239,10 +231,24 @@ def build(key: str, **changes: Any) -> tuple[Any, Any, np.ndarray]:
   return network, params, images.astype(np.float32)
 
 
-def _vit_case(key: str) -> tuple[str, dict[str, np.ndarray], np.ndarray, str]:
+# Of the other small networks, the family is "vit".
+FAMILY_OF_CASE = {
+  "clip": "clip",
+  "clip_quickgelu": "clip",
+  "dinov3": "rope_vit",
+  "convnext": "convnext",
+}
+
+
+def _timm_case(
+  key: str,
+) -> tuple[str, dict[str, np.ndarray], np.ndarray, str | None]:
   _, case, side, embedding = key.split("/")
+  family = FAMILY_OF_CASE.get(case, "vit")
   images = draw(f"images {side}", (2, int(side), int(side), 3))
-  return "vit", vit_weights(f"small/timm/{case}"), images, embedding
+  if embedding == "pooled":
+    embedding = None
+  return family, vit_weights(f"small/timm/{case}"), images, embedding
 
 
 def _wrn_case(key: str) -> tuple[str, dict[str, np.ndarray], np.ndarray]:

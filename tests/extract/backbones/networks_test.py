@@ -34,6 +34,9 @@ ONE_OF_EACH_KIND = [
   "wrn_10_2_13",
   "nf_resnet_37",
   "nfnet_37",
+  "timm/clip_quickgelu/24/projection",
+  "timm/dinov3/24/cls",
+  "timm/convnext/64/pooled",
 ]
 
 
@@ -131,16 +134,22 @@ def test_published_file_is_recognized_by_its_names_and_shapes():
     family: Any = FAMILIES[spec.family]
     network = family.infer_network(arrays, None)
     inferred_name = family.inferred_name(network)
-    assert name in (inferred_name, inferred_name.replace("vit_", "deit_"))
-    kind = (name.rpartition("_")[0], origin, spec.family)
-    if spec.family == "vit":
+    prefix, _, size = name.rpartition("_")
+    if spec.network_prefix is None:
+      assert inferred_name == name
+    else:
+      assert inferred_name == f"{spec.network_prefix}{size}"
+    kind = (prefix, origin, spec.family)
+    if spec.family in ("vit", "clip"):
       kind = (*kind, network.mlp)
+    if spec.family in ("vit", "clip", "rope_vit"):
       heads = spec.model_kwargs.get("heads", network.heads)
       assert heads == published_heads(name)
     if kind not in built:
       one_block = {}
       for key, array in arrays.items():
-        if not re.match(drawn.OMITTED_FROM_SHORT_NETWORK, key):
+        is_kept = not key.startswith(family.CLASSIFIER_WEIGHTS)
+        if is_kept and not re.match(drawn.REPEATED_BLOCKS, key):
           one_block[key] = array
       network = family.infer_network(one_block, None)
       adapted = family.adapt_weights(network, one_block, 64)

@@ -1,0 +1,54 @@
+"""CLIP's image tower: a Vision Transformer with a projection.
+
+It differs from `vit` in a LayerNorm before the blocks, a patch embedding
+without bias, LayerNorm's epsilon, and a projection of the class token to the
+space that images and texts share. OpenAI's, MetaCLIP's and some of DFN's
+weights were trained with quick-GELU, which no array of a file tells: the name
+does.
+
+The default embedding is the class token before the projection: it is what the
+authors train linear classifiers on.
+
+Source: Radford et al., "Learning Transferable Visual Models From Natural
+Language Supervision" (ICML 2021), section 2.4; "we use the features before the
+linear projection", section 3.2 and appendix A.3.
+"""
+
+from oneshot_dp.extract.backbones import vit
+from oneshot_dp.extract.weights import Arrays
+
+# `head` is the projection, and is kept.
+CLASSIFIER_WEIGHTS: tuple[str, ...] = ("mask_token",)
+_EPSILON = 1e-5
+
+
+def infer_network(arrays: Arrays, embedding: str | None) -> vit.ViT:
+  """Returns the network that a weights file belongs to; see `Family`."""
+  if "norm_pre.weight" not in arrays:
+    raise ValueError("there is no LayerNorm before the blocks, as CLIP has")
+  projection_dim = None
+  read_by_vit = embedding
+  if embedding == "projection":
+    projection_dim = len(arrays["head.weight"])
+    read_by_vit = "cls"
+  network = vit.infer_network(arrays, read_by_vit)
+  return network.clone(
+    pre_norm=True,
+    epsilon=_EPSILON,
+    embedding=embedding or network.embedding,
+    projection_dim=projection_dim,
+  )
+
+
+def inferred_name(network: vit.ViT) -> str:
+  """Returns the backbone name of a network of this kind and size."""
+  return vit.inferred_name(network).replace("vit_", "clip_")
+
+
+def adapt_weights(network: vit.ViT, arrays: Arrays, image_size: int) -> Arrays:
+  """Returns the arrays that are read, with positions for the image size."""
+  adapted = vit.adapt_weights(network, arrays, image_size)
+  if network.embedding != "projection":
+    adapted.pop("head.weight", None)
+    adapted.pop("head.bias", None)
+  return adapted

@@ -1,0 +1,122 @@
+"""From a weights file to a network and its parameters."""
+
+import pathlib
+from typing import Any
+
+from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.configs.extract_config import ComputeDtype
+from oneshot_dp.extract.backbones.family import (
+  FAMILIES,
+  Family,
+  describe_layout,
+)
+from oneshot_dp.extract.backbones.google_names import to_timm_names
+from oneshot_dp.extract.backbones.kinds import BackboneSpec
+from oneshot_dp.extract.images import Preprocessing
+from oneshot_dp.extract.weights import Arrays, flax_params, read_tensors
+
+
+def load_network(
+  spec: BackboneSpec,
+  path: pathlib.Path,
+  embedding: str | None,
+  compute_dtype: ComputeDtype,
+  preprocessing: Preprocessing,
+) -> tuple[Any, dict[str, Any], str]:
+  """Builds the network that a weights file belongs to.
+
+  Args:
+    spec: of the backbone that the file should be of.
+    path: of the weights file.
+    embedding: the layer to read; default: the usual one.
+    compute_dtype: of matrix products.
+    preprocessing: how its images will be prepared.
+
+  Returns:
+    The Flax module, its parameters, and the SHA-256 of the file.
+
+  Raises:
+    InputError: the file is not of this backbone, or was trained on images that
+      were normalized otherwise.
+  """
+  family = FAMILIES[spec.family]
+  image_size = preprocessing.image_size
+  try:
+    arrays, sha256 = read_without_classifier(path, family, preprocessing)
+    network = _infer_network(spec, family, arrays, embedding)
+    network = network.clone(compute_dtype=compute_dtype, **spec.model_kwargs)
+    adapted = family.adapt_weights(network, arrays, image_size)
+    params = flax_params(network, adapted, image_size)
+  except InputError:
+    raise
+  except (KeyError, IndexError, TypeError, ValueError) as error:
+    message = str(error)
+    if isinstance(error, KeyError):
+      message = f"no array {error}"
+    message = escaped(message).replace("\n", "\\n")[:1000]
+    raise InputError(
+      f"--backbone {spec.name}: {escaped(str(path))} does not fit: {message}."
+    ) from error
+  return network, params, sha256
+
+
+def _infer_network(
+  spec: BackboneSpec, family: Family, arrays: Arrays, embedding: str | None
+) -> Any:
+  """The network of a file; ValueError: it is not the one that was named."""
+  try:
+    network = family.infer_network(arrays, embedding or spec.embedding)
+  except (KeyError, IndexError, TypeError) as error:
+    # Arrays that this architecture needs are missing: it is another one.
+    raise ValueError(describe_layout(arrays)) from error
+  if embedding not in (None, network.embedding):
+    raise ValueError(f"its only embedding is {network.embedding}")
+  _check_name(spec, family.inferred_name(network))
+  return network
+
+
+def _check_name(spec: BackboneSpec, inferred_name: str) -> None:
+  """ValueError: the weights are of another network than the named one."""
+  expected = spec.name
+  if spec.network_prefix is not None:
+    size = spec.name.rpartition("_")[2]
+    expected = f"{spec.network_prefix}{size}"
+  # The glyph ViT is of no published size.
+  if inferred_name != expected and spec.name != "glyph_vit":
+    raise ValueError(f"the weights look like {inferred_name}")
+
+
+def read_without_classifier(
+  path: pathlib.Path, family: Family, preprocessing: Preprocessing
+) -> tuple[Arrays, str]:
+  """A file's arrays by timm's names, and the file's SHA-256."""
+  arrays, sha256 = read_tensors(path)
+  if any("/" in name for name in arrays):  # Google's
+    _check_normalization(arrays, preprocessing)
+    arrays = to_timm_names(arrays)
+  kept = {}
+  for name, array in arrays.items():
+    if not name.startswith(family.CLASSIFIER_WEIGHTS):
+      kept[name] = array
+  return kept, sha256
+
+
+def _check_normalization(
+  google_arrays: Arrays, preprocessing: Preprocessing
+) -> None:
+  """ValueError: Google's ViT or BiT would see images normalized otherwise.
+
+  Google trained all of them on pixels in [-1, 1]. Under a name that means
+  another normalization nothing would fail, and many points of accuracy be lost.
+  """
+  is_vit_or_bit = any(
+    name.startswith(("Transformer/", "resnet/root_block/"))
+    for name in google_arrays
+  )
+  half = (0.5, 0.5, 0.5)
+  if is_vit_or_bit and (preprocessing.mean, preprocessing.std) != (half, half):
+    raise ValueError(
+      "Google trained these weights with mean 0.5 and std 0.5, and here images"
+      f" would be normalized with mean {preprocessing.mean} and std"
+      f" {preprocessing.std}; use the name of Google's network (vit_…, bit_…)"
+    )
