@@ -108,7 +108,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("repeatable")
 
 # A script that is run by hand, where the libraries that it compares with are.
-collect_ignore = ["benchmarks/forward_pass.py"]
+collect_ignore = [
+  "benchmarks/forward_pass.py",
+  "extract/backbones/write_golden.py",
+]
 
 
 # They mostly wait for processes of their own, or take long: one test process

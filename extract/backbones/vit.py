@@ -68,7 +68,7 @@ class ViT(nn.Module):
     hidden: units of a block's MLP.
     patch: side of a patch in pixels. Pixels at the right and lower border that
       fill no patch are ignored.
-    heads: attention heads.
+    heads: of attention.
     tokens: names and numbers of the tokens in front of the patches.
     token_positions: whether these have position embeddings, too.
     mlp: "gelu" (exact), "gelu_tanh", "quick_gelu" (x·sigmoid(1.702 x)), or
@@ -214,8 +214,7 @@ def attention(q: Array, k: Array, v: Array, heads: int, dtype: Any) -> Array:
 
   Args:
     q: queries [b, q, width].
-    k: keys [b, t, width].
-    v: values [b, t, width].
+    k, v: keys and values [b, t, width].
     heads: number of heads, of dim = width / heads each.
     dtype: of the products.
 
