@@ -89,7 +89,7 @@ def describe_layout(arrays: Arrays) -> str:
     arrays: by timm's names, or by whatever names a stranger's file has.
 
   Returns:
-    A clause such as "it looks like convnext_tiny".
+    A clause such as "the weights look like convnext_tiny".
   """
   for name, program in _OTHER_LAYOUTS.items():
     if any(array == name or array.endswith(f".{name}") for array in arrays):
@@ -104,6 +104,8 @@ def describe_layout(arrays: Arrays) -> str:
       name = family.inferred_name(family.infer_network(arrays, None))
     except (KeyError, IndexError, TypeError, ValueError):
       continue
-    return f"it looks like {name}"
+    return f"the weights look like {name}"
   first_names = ", ".join(sorted(arrays)[:3]) or "none"
-  return f"it looks like no network known here (its arrays: {first_names} …)"
+  return (
+    f"the weights look like no network known here (arrays: {first_names} …)"
+  )

@@ -188,8 +188,8 @@ def test_wrn_has_one_embedding_only(wrn_file):
 
 
 STRANGERS = [
-  ("timm/convnext_tiny", "convnext_tiny.fb_in22k", "looks like convnext_tiny"),
-  ("timm/dinov3_s16", "vit_small_patch16_dinov3", "looks like dinov3_s16"),
+  ("timm/convnext_tiny", "convnext_tiny.fb_in22k", "look like convnext_tiny"),
+  ("timm/dinov3_s16", "vit_small_patch16_dinov3", "look like dinov3_s16"),
   (
     "timm/clip_b16",
     "vit_base_patch16_clip_quickgelu_224.openai",
