@@ -52,8 +52,7 @@ _SIZE_NAMES = {
   (1152, 27): "so400m",
   (1536, 40): "g",
 }
-# The variance by the two-pass formula, which keeps its digits where the mean is
-# large.
+# The variance by the two-pass formula: it keeps its digits at a large mean.
 layer_norm = functools.partial(
   nn.LayerNorm, epsilon=1e-6, dtype=jnp.float32, use_fast_variance=False
 )
@@ -214,7 +213,8 @@ def attention(q: Array, k: Array, v: Array, heads: int, dtype: Any) -> Array:
 
   Args:
     q: queries [b, q, width].
-    k, v: keys and values [b, t, width].
+    k: keys [b, t, width].
+    v: values [b, t, width].
     heads: number of heads, of dim = width / heads each.
     dtype: of the products.
 
@@ -280,9 +280,9 @@ class AttentionPooling(nn.Module):
 def infer_network(arrays: Arrays, embedding: str | None) -> ViT:
   """Returns the network that a weights file belongs to; see `Family`.
 
-  Neither a name nor a shape tells the number of heads (the published one for
-  this width is taken) or which GELU (the exact one). The default embedding is
-  attention pooling if there is any, else the class token, else the mean.
+  No array tells the number of heads (the published one is taken) or which GELU
+  (the exact one). The default embedding is attention pooling, else the class
+  token, else the mean.
   """
   width, _, patch, _ = arrays["patch_embed.proj.weight"].shape
   hidden = arrays["blocks.0.mlp.fc2.weight"].shape[1]
@@ -314,7 +314,7 @@ def infer_network(arrays: Arrays, embedding: str | None) -> ViT:
 def _tokens_have_positions(
   arrays: Arrays, tokens: list[tuple[str, int]]
 ) -> bool:
-  """Whether there are more positions than the square of the patches'."""
+  """Whether there are more positions than the patches' square."""
   positions = arrays["pos_embed"].shape[1]
   num_tokens = sum(number for _, number in tokens)
   if _is_square(positions):
