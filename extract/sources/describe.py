@@ -21,6 +21,8 @@ from oneshot_dp.extract.sources.formats import (
   format_of,
   is_image,
   is_table,
+  is_unreadable_photograph,
+  unreadable_photographs,
 )
 from oneshot_dp.extract.sources.labels import MissingFlagError
 from oneshot_dp.extract.sources.listed_files import File
@@ -87,6 +89,9 @@ class ImagesReport:
         f" {largest}"
       )
     lines += _list_of("files that an extraction refuses", self.faults)
+    photographs = [p for p in self.passed_over if is_unreadable_photograph(p)]
+    if photographs:
+      lines.append(f"WARNING: {unreadable_photographs(photographs)}")
     lines += _list_of("skipped (not images)", self.passed_over)
     lines += _list_of("exact duplicates", self.duplicates)
     lines += _list_of("flags required", self.notes)
@@ -184,6 +189,9 @@ def _describe_tables(
   splits: list[str | None] = [config.split]
   parts: list[Source] = []
   try:
+    photographs = [p for p in report.passed_over if is_unreadable_photograph(p)]
+    if photographs and not tables:
+      raise InputError(unreadable_photographs(photographs))
     by_split = split_tables(tables or paths, TABLE_SUFFIXES)
     splits = [split for split in by_split if split] or [None]
   except InputError as error:

@@ -25,6 +25,8 @@ class FileRows:
     label_column: what has the labels, for messages.
     class_names: of label 0, 1, …, where the file names the classes.
     labels: of each image; empty where labels were not asked for.
+    are_indices: whether integer labels count the classes from 0, whatever the
+      classes are called, as a ClassLabel of `datasets` says that they do.
     units: whose each image is; empty where units were not asked for.
   """
 
@@ -33,6 +35,7 @@ class FileRows:
   label_column: str = ""
   class_names: Sequence[Any] = ()
   labels: Sequence[Any] = ()
+  are_indices: bool = False
   units: Sequence[Any] = ()
 
 

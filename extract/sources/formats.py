@@ -5,6 +5,7 @@ A new format is a file beside this one and a row here. `extract`, `predict` and
 """
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.images import IMAGE_SUFFIXES
 from oneshot_dp.extract.sources import listed_files, npz, parquet, tar
 from oneshot_dp.extract.sources.file_format import FileRows, Format
-from oneshot_dp.extract.sources.listed_files import File
+from oneshot_dp.extract.sources.listed_files import File, format_names
 
 
 def _image_rows(config: SourceConfig, file: File, labeled: bool) -> FileRows:
@@ -35,6 +36,9 @@ _IMAGE = Format(
   list_rows=_image_rows,
   read_image=_read_file,
 )
+# Formats of photographs that are not read: a person who has them must not
+# believe that they were.
+_UNREADABLE = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".dng")
 FORMATS = (
   _IMAGE,
   Format(
@@ -88,3 +92,16 @@ def is_image(path: str) -> bool:
 def is_table(path: str) -> bool:
   """Whether a file is named as one that has images in rows."""
   return path.lower().endswith(TABLE_SUFFIXES)
+
+
+def is_unreadable_photograph(path: str) -> bool:
+  """Whether a file is named as an image of a format that is not read."""
+  return path.lower().endswith(_UNREADABLE)
+
+
+def unreadable_photographs(paths: Sequence[str]) -> str:
+  """Says which photographs are left out, and what to do about it."""
+  return (
+    f"{len(paths):,} photographs are of a format that is not read, and are LEFT"
+    f" OUT: {format_names(paths)}; convert them to JPEG or PNG"
+  )

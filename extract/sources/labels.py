@@ -5,6 +5,7 @@ the labels.
 """
 
 import collections
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -75,7 +76,22 @@ def class_names(
   ((most_common, count),) = collections.Counter(names).most_common(1)
   if count > 1:
     raise InputError(f"{place!r} has the class {most_common!r} more than once.")
+  _warn_of_alike(names)
   return names
+
+
+def _warn_of_alike(names: Sequence[str]) -> None:
+  """Warns of classes that differ only in capitals or spaces: a slip, mostly."""
+  alike: dict[str, list[str]] = {}
+  for name in names:
+    alike.setdefault(" ".join(name.casefold().split()), []).append(name)
+  for group in alike.values():
+    if len(group) > 1:
+      print(
+        f"WARNING: {format_names(group)} are different classes; rename them if"
+        " one is meant.",
+        file=sys.stderr,
+      )
 
 
 def _differing_names(place: str, names: Sequence[str]) -> InputError:
@@ -85,33 +101,56 @@ def _differing_names(place: str, names: Sequence[str]) -> InputError:
   )
 
 
+def _known_labels(names: Sequence[str], are_indices: bool) -> dict[Any, int]:
+  """The class index of each label that rows may have.
+
+  Where every class has a number as its name, as of {1, 2, 3} or of house
+  numbers, the label 2 is the class that is called "2" and not the third one.
+  Where only some have, an integer could be read either way, and is refused.
+  """
+  known: dict[Any, int] = {}
+  for label, name in enumerate(names):
+    known[name] = label
+  are_numbers = [name.isascii() and name.isdecimal() for name in names]
+  if are_indices:
+    for label in range(len(names)):
+      known[label] = label
+  elif all(are_numbers):
+    for label, name in enumerate(names):
+      known[int(name)] = label
+    if len({int(name) for name in names}) < len(names):
+      raise InputError(
+        f"two classes have one number as their name: {format_names(names)};"
+        " rename one."
+      )
+  elif not any(are_numbers):
+    for label in range(len(names)):
+      known[label] = label
+      known[str(label)] = label
+  return known
+
+
 def label_numbers(
   values: Iterable[Any],
   names: Sequence[str],
   column: str,
   where: Callable[[int], str],
+  are_indices: bool = False,
 ) -> list[int]:
   """Labels as class indices.
 
   Args:
-    values: of each row a class index, the name of its class, or a string that
-      is an index.
+    values: of each row the name of its class, or a class index from 0. Where
+      the names are numbers, an integer is the name of a class.
     names: of the classes.
     column: where the labels are, for messages.
     where: the place of a row, for messages.
+    are_indices: whether integers are class indices, whatever the names are.
 
   Raises:
     InputError: rows have none of the classes; it names a few.
   """
-  known: dict[Any, int] = {}
-  for label in range(len(names)):
-    known[label] = label
-  # Where a class has a number as its name, the string "2" is that name.
-  if not any(name.isdecimal() for name in names):
-    for label in range(len(names)):
-      known[str(label)] = label
-  for label, name in enumerate(names):
-    known[name] = label
+  known = _known_labels(names, are_indices)
   labels: list[int] = []
   wrong: list[str] = []
   for row, value in enumerate(values):
@@ -123,6 +162,13 @@ def label_numbers(
   if wrong:
     raise InputError(
       f"images without a label {column!r} among the {len(names)} classes, by"
-      f" name or from 0 to {len(names) - 1}: {format_names(wrong)}."
+      f" name {_or_number(names)}: {format_names(wrong)}."
     )
   return labels
+
+
+def _or_number(names: Sequence[str]) -> str:
+  """How else than by its name a class may be meant, for messages."""
+  if any(name.isdecimal() for name in names):
+    return "(as names are numbers, numbers are names)"
+  return f"or from 0 to {len(names) - 1}"

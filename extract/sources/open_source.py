@@ -26,6 +26,8 @@ from oneshot_dp.extract.sources.formats import (
   format_of,
   is_image,
   is_table,
+  is_unreadable_photograph,
+  unreadable_photographs,
 )
 from oneshot_dp.extract.sources.labels import class_names, label_numbers
 from oneshot_dp.extract.sources.listed_files import File
@@ -81,7 +83,12 @@ def _open_images(
     raise InputError("--image and --label are for tables, not for folders.")
   source = open_folder(config, root, files)
   others = [file.path for file in files if not is_image(file.path)]
-  if others:  # photographs may be among them: .heic, .tif
+  photographs = [path for path in others if is_unreadable_photograph(path)]
+  if photographs:
+    message = f"{root}: {unreadable_photographs(photographs)}"
+    shown = escaped(message, but="")[:_PASSED_OVER_CHARACTERS]
+    print(f"WARNING: {shown}", file=sys.stderr)
+  if others:
     suffixes = {os.path.splitext(path)[1].lower() for path in others}
     message = f"{root}: {len(others):,} files, {', '.join(sorted(suffixes))}"
     shown = escaped(message, but="")[:_PASSED_OVER_CHARACTERS]
@@ -91,6 +98,9 @@ def _open_images(
 
 def _open_tables(config: SourceConfig, paths: Sequence[str]) -> Source:
   name, files = list_tables(paths, TABLE_SUFFIXES)
+  photographs = [path for path in files if is_unreadable_photograph(path)]
+  if photographs and not any(is_table(path) for path in files):
+    raise InputError(f"{paths[0]!r}: {unreadable_photographs(photographs)}.")
   by_split = split_tables(files, TABLE_SUFFIXES)
   # A single file may hold several splits: train_image, test_image …
   if len(files) == 1:
@@ -132,7 +142,9 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
         f"{file.path!r} defines different classes from the other files."
       )
     names = file_names
-    numbers = label_numbers(rows.labels, names, rows.label_column, where)
+    numbers = label_numbers(
+      rows.labels, names, rows.label_column, where, rows.are_indices
+    )
     _check_length(file, rows, len(numbers))
     labels.append(np.array(numbers, np.int32))
     if config.units is not None:
@@ -194,6 +206,10 @@ def open_unlabeled(paths: Sequence[str]) -> Source:
     if not chosen:
       chosen = [file for file in members if is_table(file.path)]
     if not chosen:
+      names = [file.path for file in members]
+      photographs = [name for name in names if is_unreadable_photograph(name)]
+      if photographs:
+        raise InputError(f"{path!r}: {unreadable_photographs(photographs)}.")
       raise InputError(
         f"{path!r} has no images: they end in {', '.join(IMAGE_SUFFIXES)}, or"
         f" are in {', '.join(TABLE_SUFFIXES)} files."

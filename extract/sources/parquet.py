@@ -185,6 +185,7 @@ def parquet_rows(config: SourceConfig, file: File, labeled: bool) -> FileRows:
     label_column=label_column,
     class_names=class_names,
     labels=labels,
+    are_indices=bool(class_names),
     units=units,
   )
 

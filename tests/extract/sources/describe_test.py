@@ -174,3 +174,12 @@ def test_owners_are_counted_as_an_extraction_would(owned, tmp_path):
 def test_units_that_fit_no_image_are_a_fault(owned, tmp_path):
   report = describe(tmp_path, **owned | {"units": "(?P<a>q)"})
   assert "(?P<a>q)" in report.faults[0]
+
+
+def test_photographs_of_other_formats_are_warned_of(spoiled):
+  assert r"WARNING: 1 photographs" in describe(spoiled).text
+
+
+def test_a_folder_of_unreadable_photographs_only_is_a_fault(tmp_path):
+  write_files(tmp_path, "a/1.tif", "b/2.heic")
+  assert "LEFT OUT: 'a/1.tif', 'b/2.heic'" in describe(tmp_path).faults[0]

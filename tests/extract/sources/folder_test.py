@@ -185,7 +185,7 @@ def test_links_to_nowhere_circles_and_pipes_are_refused_by_name(linked):
   ("paths", "flags", "message"),
   [
     ("1.png a/2.png", {}, r"images outside any class folder: '1\.png'"),
-    ("a/1.txt b/2.tif", {}, "give a folder of a folder of images"),
+    ("a/1.txt b/2.pdf", {}, "give a folder of a folder of images"),
     ("a/1.png b/2.tif", {}, "classes without an image: 'b'; remove"),
     ("all/1.png", {}, "images outside any class folder: '1.png'"),
     ("a\x85b/1.png", {}, "control characters"),
@@ -251,3 +251,21 @@ def test_an_enormous_file_is_refused_before_it_is_read(tmp_path):
   os.truncate(tmp_path / "a/1.png", 2**40)
   with refused("bytes are more than an image may have"):
     open_dataset(tmp_path)[0]
+
+
+@pytest.mark.parametrize("suffix", ["tif", "TIFF", "heic", "avif"])
+def test_photographs_of_other_formats_are_warned_of_by_name(
+  tmp_path, capsys, suffix
+):
+  write_files(tmp_path, "a/1.png", "b/2.png", f"b/3.{suffix}", "notes.txt")
+  assert len(open_dataset(tmp_path)) == 2
+  message = capsys.readouterr().err
+  assert "WARNING: " in message
+  assert "1 photographs are of a format that is not read" in message
+  assert f"LEFT OUT: 'b/3.{suffix}'; convert them" in message
+
+
+def test_a_folder_of_unreadable_photographs_only_is_named(tmp_path):
+  write_files(tmp_path, "a/1.tif", "b/2.heic")
+  with refused("LEFT OUT: 'a/1.tif', 'b/2.heic'; convert them to JPEG or PNG"):
+    open_dataset(tmp_path)

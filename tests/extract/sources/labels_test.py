@@ -1,0 +1,54 @@
+"""Labels of rows: which of the named classes each of them is."""
+
+import pytest
+
+from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.extract.sources.labels import class_names, label_numbers
+from tests.extract.refusals import refused
+from tests.extract.sources.fixtures import open_dataset, write_table
+
+
+def numbers(values, names, are_indices=False):
+  return label_numbers(values, names, "label", str, are_indices)
+
+
+@pytest.mark.parametrize("values", [[1, 2, 1], ["1", "2", "1"]])
+def test_labels_among_decimal_class_names_are_those_names(values):
+  """They are not shifted by one: the label 1 is the class "1"."""
+  assert numbers(values, ("1", "2", "3")) == [0, 1, 0]
+
+
+def test_labels_among_swapped_decimal_names_are_those_names():
+  assert numbers([0, 1, 1], ("1", "0")) == [1, 0, 0]
+
+
+def test_labels_from_zero_among_names_from_zero_are_as_ever():
+  assert numbers([0, 2, 1], ("0", "1", "2")) == [0, 2, 1]
+
+
+def test_a_label_that_no_decimal_name_is_is_refused():
+  with refused("images without a label 'label' .*: '1'"):
+    numbers([1, 0], ("1", "2", "3"))
+
+
+def test_an_integer_where_only_some_names_are_decimal_is_refused():
+  """It may be the second class, or the class that is called 1."""
+  with refused("without a label"):
+    numbers([1], ("1", "cat"))
+
+
+def test_two_decimal_names_of_one_number_are_refused():
+  with refused("two classes have one number as their name: '1', '01'"):
+    numbers([1], ("1", "01"))
+
+
+def test_integers_of_a_class_label_are_indices_whatever_its_names(tmp_path):
+  write_table(tmp_path / "x.parquet", [b"x"] * 2, ["1", "2", "3"], label=[1, 2])
+  source = open_dataset(tmp_path / "x.parquet")
+  assert [example.label for example in source] == [1, 2]
+
+
+def test_classes_that_differ_in_capitals_only_are_warned_of(capsys):
+  config = SourceConfig(location=("x",), class_names=("Cats", "cats", "dogs"))
+  assert len(class_names((), config, "x")) == 3
+  assert "'Cats', 'cats' are different classes" in capsys.readouterr().err
