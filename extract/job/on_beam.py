@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.options import pipeline_options as beam_options
 from apache_beam.options.pipeline_options import (
   GoogleCloudOptions,
   PipelineOptions,
@@ -36,6 +35,7 @@ from oneshot_dp.configs.errors import (
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import Shard
 from oneshot_dp.extract.job import worker
+from oneshot_dp.extract.job.beam_flags import split_beam_flags
 from oneshot_dp.extract.job.job_server import job_server
 from oneshot_dp.extract.job.shard import Job, shard_order
 
@@ -92,22 +92,19 @@ def _check_flags(flags: Sequence[str]) -> None:
   flag, `-units owners.csv`, or of a second file, `b.parquet`, nothing would be
   heard again, and ε would be about something else than was asked for.
   """
-  # As `get_all_options` does; Beam has no public way to ask what it knows.
-  parser = beam_options._BeamArgumentParser(add_help=False, allow_abbrev=False)
-  for options in PipelineOptions.__subclasses__():
-    options._add_argparse_args(parser)
-  complaint = io.StringIO()
-  try:
-    with contextlib.redirect_stderr(complaint):
-      _, unknown = parser.parse_known_args(list(flags))
-  except SystemExit as error:
-    reason = complaint.getvalue().strip().rpartition("error: ")[2]
-    raise InputError(f"Beam options: {escaped(reason)}.") from error
-  if unknown:
-    word = escaped(unknown[0].partition("=")[0], "")
+  _, others = split_beam_flags(flags)
+  if others:
+    word = escaped(others[0].partition("=")[0], "")
     raise InputError(
       f"{word} is neither a flag of this command nor a Beam option; see --help."
     )
+  complaint = io.StringIO()
+  try:
+    with contextlib.redirect_stderr(complaint):
+      PipelineOptions(list(flags)).get_all_options()
+  except SystemExit as error:
+    reason = complaint.getvalue().strip().rpartition("error: ")[2]
+    raise InputError(f"Beam options: {escaped(reason)}.") from error
 
 
 def run_on_beam(job: Job, options: PipelineOptions, bar: tqdm) -> list[Shard]:
