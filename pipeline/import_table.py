@@ -1,9 +1,13 @@
-"""`oneshot-dp import`: a cache of embeddings that something else computed."""
+"""`oneshot-dp import`: a cache of embeddings that something else computed.
+
+Files, splits, classes, labels and owners follow the rules of `extract`, by the
+same code: see `extract/sources/`.
+"""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -11,7 +15,6 @@ from oneshot_dp.configs.errors import (
   InputError,
   check_name,
   check_num_classes,
-  check_positive,
 )
 from oneshot_dp.configs.extract_config import (
   EXAMPLE,
@@ -22,10 +25,57 @@ from oneshot_dp.configs.extract_config import (
 from oneshot_dp.extract.cache.format import CacheInfo, Rows
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.cache.write import write_cache
+from oneshot_dp.extract.sources.labels import (
+  MissingFlagError,
+  class_names,
+  label_numbers,
+)
+from oneshot_dp.extract.sources.listed_files import File
+from oneshot_dp.extract.sources.location import (
+  expand_location,
+  list_tables,
+  resolve_split,
+  split_tables,
+)
 from oneshot_dp.extract.sources.units import units_of_column
-from oneshot_dp.pipeline.vector_files import Npz, Parquet, column, open_vectors
+from oneshot_dp.pipeline.import_columns import (
+  Columns,
+  ImportRequest,
+  candidates,
+  find_columns,
+)
+from oneshot_dp.pipeline.vector_files import (
+  SUFFIXES,
+  VectorFile,
+  open_vector_file,
+  read_column,
+)
 
 _DTYPES: dict[str, EmbeddingDtype] = {t: t for t in get_args(EmbeddingDtype)}
+_UNNAMED_SPLIT = "all"
+"""What `split_tables` calls the split of files whose names tell of none."""
+_DEFAULT_SPLIT = "train"
+_LABELS_SOURCE: NumClassesSource = "labels (treated as public)"
+
+
+class _Table(NamedTuple):
+  """One file with its columns, but for the embeddings, in memory.
+
+  Attributes:
+    file: that the embeddings are read from.
+    columns: what its columns are called.
+    label: class indices [r].
+    class_names: of the classes; empty where nobody names or counts them.
+    example_id: [r], or None.
+    unit_id: [r], or None.
+  """
+
+  file: VectorFile
+  columns: Columns
+  label: np.ndarray
+  class_names: tuple[str, ...]
+  example_id: np.ndarray | None
+  unit_id: np.ndarray | None
 
 
 def import_table(
@@ -33,179 +83,297 @@ def import_table(
   out: Path,
   *,
   dataset_name: str | None = None,
-  split: str = "train",
+  split: str | None = None,
+  embedding: str | None = None,
+  label: str | None = None,
   num_classes: int | None = None,
   class_names: Sequence[str] = (),
   unit_name: str | None = None,
   backbone_name: str = "imported features",
 ) -> FeatureCache:
-  """Writes the vectors of an npz or of Parquet files as a feature cache.
+  """Writes the vectors of npz or Parquet files as a feature cache.
 
-  The columns: `embedding` [n, d] floats, `label` [n] whole numbers in [0, K)
-  or, with class names, those; optional `example_id`, else a row's place; and,
-  with a unit's name, a column of that name or `unit_id`, numbers or strings. In
-  an npz all may have the split's name before them (`train_label`), and
-  `class_names` [K] may be there. Memory holds a few thousand vectors, and 24
-  bytes of every row.
+  The files have the columns `embedding` [n, d], floats; `label` [n], class
+  indices or names of classes; perhaps `example_id` [n], else a row's place is
+  its id; and, with a unit's name, a column of that name or `unit_id`, of whole
+  numbers or strings. In an npz all may have the split's name before them
+  (`train_label`), and there may be `class_names` [K]. Memory holds a few
+  thousand vectors, and the other columns.
 
   *Privacy*: a row is a privacy unit, unless `unit_name` says what is. K is
   public: it is the number of class names, or `num_classes`; with neither it is
   the largest label + 1, with a warning and a mark in the cache.
 
-  InputError: anything about the file or `out` that is not as it says; names a
-  row, never its label or vector. Nothing is written then.
+  Args:
+    file: FILE.npz, FILE.parquet, a folder of such files, or a pattern.
+    out: the cache to write.
+    dataset_name: public name of the data set (default: the file's).
+    split: which split to import. It is found by the names of files and folders,
+      and of an npz's arrays; where these tell of none it names the split
+      (default: the only split, or "train").
+    embedding: name of the column of embeddings (default: embedding).
+    label: name of the column of labels (default: label).
+    num_classes: K, where classes have no names.
+    class_names: of the labels 0, 1, …, where the file does not name them.
+    unit_name: who owns several rows ("patient").
+    backbone_name: what computed the embeddings.
+
+  Raises:
+    InputError: something about the files or `out` is not as it should be. It
+      may name a row, but never its label or vector. Nothing is written then.
   """
-  check_positive("--num-classes", num_classes)
-  check_num_classes(num_classes or 0, f"--num-classes {num_classes}")
-  check_name("--dataset-name", dataset := dataset_name or file.stem)
+  request = ImportRequest(
+    location=str(file),
+    split=split,
+    embedding=embedding,
+    label=label,
+    unit_name=unit_name,
+    num_classes=num_classes,
+    class_names=tuple(class_names),
+  )
   if unit_name is not None:
     check_unit_name(unit_name)
-  table = open_vectors(file)
-  names = _columns(table, split, unit_name)
-  lengths = {name: table.shapes[name][0] for name in names.values()}
-  n = lengths[names["label"]]
-  if {*lengths.values()} != {n} or not n:
-    said = ", ".join(f"{rows} of {name!a}" for name, rows in lengths.items())
-    raise InputError(f"{file} has {said}: give each row one of each.")
-  known = tuple(class_names) or table.class_names or ()
-  label = column(table, names["label"])
-  label, known, source = _classes(file, label, known, num_classes)
-  first = _floats(file, next(table.vectors(names["embedding"])))
+  name, split_name, files = _list_files(request)
+  dataset = dataset_name or name
+  check_name("--dataset-name", dataset)
+  tables = _open_tables(request, split_name, files)
+  names, num_classes_source = _resolve_classes(request, tables)
+  example_id, id_source = _example_ids(request.location, tables)
+  first = next(_embeddings(tables[0]))
   info = CacheInfo(
     dataset=dataset,
-    split=split,
-    source_num_examples=n,
+    split=split_name,
+    source_num_examples=len(example_id),
     feature_dim=first.shape[1],
-    class_names=known,
-    num_classes_source="flag" if class_names else source,
+    class_names=names,
+    num_classes_source=num_classes_source,
     backbone={"name": backbone_name},
     embedding_dtype=_DTYPES.get(first.dtype.name, "float32"),
     unit=unit_name or EXAMPLE,
-    id_source="example_id" if "example_id" in names else "position",
+    id_source=id_source,
   )
-  example_id = np.arange(n)
-  if "example_id" in names:
-    found = column(table, names["example_id"])
-    example_id = _integers(file, "example_id", found)
-    if len(np.unique(example_id)) < n:
-      raise InputError(f"{file}: an example_id is there twice; ids differ.")
-  unit_id = None
-  if unit_name is not None:
-    unit_id = column(table, names["unit_id"])
-    if unit_id.dtype.kind in "UO":
-      whose = units_of_column(
-        unit_id.tolist(), unit_name, lambda row: f"{file}[{row}]"
+  return write_cache(out, info, _blocks(tables, example_id))
+
+
+def _list_files(request: ImportRequest) -> tuple[str, str, list[VectorFile]]:
+  """The data set's name, the split's, and the files of the split."""
+  paths = expand_location([request.location])
+  name, files = list_tables(paths, SUFFIXES)
+  if len(paths) == 1:
+    name = Path(name).stem if name.lower().endswith(SUFFIXES) else name
+  # Engines write aside what begins with _: _temporary, _SUCCESS.
+  listed = {
+    path: file
+    for path, file in files.items()
+    if "/_" not in f"/{path}" or path in paths
+  }
+  by_split = split_tables(listed, SUFFIXES)
+  is_one_npz = len(listed) == 1 and next(iter(listed)).lower().endswith(".npz")
+  if is_one_npz:
+    by_split = _splits_of_arrays(request, listed)
+  if set(by_split) == {_UNNAMED_SPLIT}:
+    split = request.split or _DEFAULT_SPLIT
+    members = by_split[_UNNAMED_SPLIT]
+  else:
+    split, members = resolve_split(request.location, request.split, by_split)
+  return name, split, [open_vector_file(listed[path]) for path in members]
+
+
+def _splits_of_arrays(
+  request: ImportRequest, listed: Mapping[str, File]
+) -> dict[str, list[str]]:
+  """The splits that the arrays of an npz are named after, as in train_label.
+
+  An npz whose arrays have plain names is of whatever split is asked for.
+  """
+  ((path, file),) = listed.items()
+  names = open_vector_file(file).shapes
+  suffixes = [f"_{name}" for name in candidates(request.embedding, "embedding")]
+  splits = [
+    name.removesuffix(suffix)
+    for name in names
+    for suffix in suffixes
+    if name.endswith(suffix) and name != suffix
+  ]
+  is_plain = any(suffix.removeprefix("_") in names for suffix in suffixes)
+  if is_plain or not splits:
+    return {_UNNAMED_SPLIT: [path]}
+  return {split: [path] for split in splits}
+
+
+def _open_tables(
+  request: ImportRequest, split: str, files: Sequence[VectorFile]
+) -> list[_Table]:
+  """Reads all columns but the embeddings; the rules are those of `extract`."""
+  tables: list[_Table] = []
+  unit_names: dict[int, str] = {}
+  for file in files:
+    columns = find_columns(file, request, split)
+    _check_lengths(file, columns)
+    names = _class_names(request, file, columns)
+    if tables and names != tables[0].class_names:
+      raise InputError(
+        f"{file.path!r} defines different classes from the other files."
       )
-      unit_id = np.array(whose, np.int64)
-    unit_id = _integers(file, unit_name, unit_id)
+    example_id = None
+    if columns.example_id is not None:
+      values = read_column(file, columns.example_id)
+      example_id = _integers(file.path, "example_id", values)
+    tables.append(
+      _Table(
+        file=file,
+        columns=columns,
+        label=_labels(file, columns, names),
+        class_names=names,
+        example_id=example_id,
+        unit_id=_units(request, file, columns, unit_names),
+      )
+    )
+  return tables
 
-  def blocks() -> Iterator[Rows]:
+
+def _check_lengths(file: VectorFile, columns: Columns) -> None:
+  """InputError: columns of a file have different numbers of rows, or none."""
+  lengths = {name: file.shapes[name][0] for name in columns if name is not None}
+  if len(set(lengths.values())) > 1 or not lengths[columns.label]:
+    shown = ", ".join(f"{rows} of {name!a}" for name, rows in lengths.items())
+    raise InputError(f"{file.path} has {shown}: give each row one of each.")
+
+
+def _class_names(
+  request: ImportRequest, file: VectorFile, columns: Columns
+) -> tuple[str, ...]:
+  """The classes by the rule of `extract`; none where nobody says them."""
+  in_file = file.class_names(columns.label)
+  try:
+    return class_names(in_file, request.source_config, file.path)
+  except MissingFlagError:
+    return ()
+
+
+def _labels(
+  file: VectorFile, columns: Columns, names: Sequence[str]
+) -> np.ndarray:
+  """Class indices by the rule of `extract`, or whole numbers without names."""
+  values = read_column(file, columns.label)
+  is_text = values.dtype.kind in "UO"
+  if not names:
+    if is_text:
+      raise InputError(
+        f"{file.path}: label is of strings: name all classes with"
+        " --class-names."
+      )
+    return _integers(file.path, "label", values)
+  if not is_text:
+    values = _integers(file.path, "label", values)
+  numbers = label_numbers(
+    values.tolist(), names, columns.label, lambda row: f"{file.path}[{row}]"
+  )
+  return np.array(numbers, np.int64)
+
+
+def _units(
+  request: ImportRequest,
+  file: VectorFile,
+  columns: Columns,
+  unit_names: dict[int, str],
+) -> np.ndarray | None:
+  """Whose each row is, by the rule of `extract`."""
+  if columns.unit_id is None or request.unit_name is None:
+    return None
+  values = read_column(file, columns.unit_id)
+  if values.dtype.kind in "UO":
+    numbers = units_of_column(
+      values.tolist(),
+      request.unit_name,
+      lambda row: f"{file.path}[{row}]",
+      unit_names,
+    )
+    return np.array(numbers, np.int64)
+  return _integers(file.path, request.unit_name, values)
+
+
+def _resolve_classes(
+  request: ImportRequest, tables: Sequence[_Table]
+) -> tuple[tuple[str, ...], NumClassesSource]:
+  """The names of all classes, and whence K is known."""
+  names = tables[0].class_names
+  if names:
+    in_file = tables[0].file.class_names(tables[0].columns.label)
+    return names, "class_names" if in_file else "flag"
+  largest = max(int(table.label.max()) for table in tables)
+  k = largest + 1
+  check_num_classes(
+    k, f"{request.location}: without --num-classes, the largest label"
+  )
+  warnings.warn(
+    f"{request.location}: no class names and no --num-classes, so K = {k} is"
+    " taken from the labels, which are private, and is treated as public; give"
+    " --num-classes to keep the guarantee.",
+    stacklevel=3,
+  )
+  return tuple(str(i) for i in range(k)), _LABELS_SOURCE
+
+
+def _example_ids(
+  place: str, tables: Sequence[_Table]
+) -> tuple[np.ndarray, str]:
+  """The id of each row of all files, and where ids come from."""
+  given = [table.example_id for table in tables if table.example_id is not None]
+  if not given:
+    total = sum(len(table.label) for table in tables)
+    return np.arange(total), "position"
+  if len(given) < len(tables):
+    raise InputError(f"{place}: some of its files have no example_id.")
+  ids = np.concatenate(given)
+  if len(np.unique(ids)) < len(ids):
+    raise InputError(f"{place}: an example_id is there twice; ids differ.")
+  return ids, "example_id"
+
+
+def _blocks(tables: Sequence[_Table], example_id: np.ndarray) -> Iterator[Rows]:
+  """All rows, in the order of the files."""
+  first_of_file = 0
+  for table in tables:
     start = 0
-    for vectors in table.vectors(names["embedding"]):
-      rows = slice(start, start := start + len(vectors))
-      found = {
-        "embedding": _floats(file, vectors),
-        "label": label[rows].astype(np.int32),
-        "example_id": example_id[rows],
+    for vectors in _embeddings(table):
+      stop = start + len(vectors)
+      ids = example_id[first_of_file + start : first_of_file + stop]
+      rows = {
+        "embedding": vectors,
+        "label": table.label[start:stop].astype(np.int32),
+        "example_id": ids,
       }
-      yield found if unit_id is None else found | {"unit_id": unit_id[rows]}
-
-  return write_cache(out, info, blocks())
-
-
-def _columns(
-  table: Npz | Parquet, split: str, unit_name: str | None
-) -> dict[str, str]:
-  """What each column that is wanted is called in the file."""
-  present = table.shapes
-  is_of_many = f"{split}_embedding" in present and "embedding" not in present
-  prefix = f"{split}_" if is_of_many else ""
-  they_are, names = ", ".join(map(ascii, present)) or "none", {}
-  wanted = {name: (name, f"{name}s") for name in ("embedding", "label")}
-  wanted |= {"example_id": ("example_id",)}
-  if unit_name is not None:
-    wanted["unit_id"] = unit_name, "unit_id"
-  for name, alike in wanted.items():
-    if found := [prefix + each for each in alike if prefix + each in present]:
-      names[name] = found[0]
-    elif name != "example_id":
-      said = f"{name} (or {split}_{name}): it has {they_are}"
-      if name == "unit_id":
-        said = " or ".join(prefix + each for each in alike)
-        said += f" to say whose each row is: it has {they_are}; name one with"
-        said += " --unit-name, or leave it out"
-      raise InputError(f"{table.place} has no column {said}.")
-  if unit_name is not None:
-    return names
-  if "unit_id" in (*present, *(n.removeprefix(f"{split}_") for n in present)):
-    raise InputError(
-      f"{table.place}: unit_id says that a privacy unit may have many rows;"
-      " name the unit with --unit-name (patient …), or remove the column."
-    )
-  alike = [n for n, each in present.items() if each == present[names["label"]]]
-  others = {n for n in alike if n.startswith(prefix)} - {*names.values()}
-  if others:
-    warnings.warn(
-      f"{table.place}: {', '.join(map(ascii, sorted(others)))} not used; if one"
-      " says whose each row is, name it with --unit-name: else each row is"
-      " protected by itself.",
-      stacklevel=3,
-    )
-  return names
+      if table.unit_id is not None:
+        rows["unit_id"] = table.unit_id[start:stop]
+      yield rows
+      start = stop
+    first_of_file += len(table.label)
 
 
-def _classes(
-  file: Path, label: np.ndarray, known: tuple[str, ...], num_classes: int | None
-) -> tuple[np.ndarray, tuple[str, ...], NumClassesSource]:
-  """Labels in [0, K), the names of the classes, and whence K is known."""
-  source: NumClassesSource = "class_names"
-  if len(set(known)) < len(known):
-    raise InputError(f"{file}: the class names hold a name twice.")
-  if known and num_classes not in (None, len(known)):
-    raise InputError(
-      f"{file}: --num-classes {num_classes}, but {len(known)} class names."
-    )
-  if label.dtype.kind in "UO":
-    if not known:
-      said = "label is of strings: name all classes with --class-names"
-      raise InputError(f"{file}: {said}.")
-    places = {name: i for i, name in enumerate(known)}
-    label = np.array([places.get(str(name), -1) for name in label])
-  label, k = _integers(file, "label", label), num_classes or len(known)
-  if num_classes is not None and not known:
-    source = "flag"
-  elif not known:
-    k, source = int(label.max()) + 1, "labels (treated as public)"
-    check_num_classes(k, f"{file}: without --num-classes, the largest label")
-    warnings.warn(
-      f"{file}: no class names and no --num-classes, so K = {k} is taken from"
-      " the labels, which are private, and is treated as public; give"
-      " --num-classes to keep the guarantee.",
-      stacklevel=3,
-    )
-  return label, known or tuple(map(str, range(k))), source
+def _embeddings(table: _Table) -> Iterator[np.ndarray]:
+  """The vectors of a file in blocks, float [r, d]; InputError: they are not."""
+  import ml_dtypes
+
+  for block in table.file.blocks(table.columns.embedding):
+    vectors = block
+    if vectors.dtype == np.dtype("V2"):  # as numpy.savez writes bfloat16
+      vectors = vectors.view(ml_dtypes.bfloat16)
+    is_float = vectors.dtype.kind == "f" or vectors.dtype == ml_dtypes.bfloat16
+    if not is_float or vectors.ndim != 2 or not vectors.shape[1]:
+      raise InputError(
+        f"{table.file.path}: embedding has dtype {vectors.dtype!s:.60} and rows"
+        f" of shape {vectors.shape[1:]}; it must be floats [n, d], d at least"
+        " 1: save it as float32."
+      )
+    yield vectors
 
 
-def _integers(file: Path, name: str, values: np.ndarray) -> np.ndarray:
+def _integers(path: str, name: str, values: np.ndarray) -> np.ndarray:
   is_whole = values.dtype.kind in "iu" and values.ndim == 1
   if not is_whole or (values > np.iinfo(np.int64).max).any():
     raise InputError(
-      f"{file}: {name} has dtype {values.dtype!s:.60} and shape"
+      f"{path}: {name} has dtype {values.dtype!s:.60} and shape"
       f" {values.shape}; it must be whole numbers [n] of 64 bits."
     )
   return values.astype(np.int64)
-
-
-def _floats(file: Path, vectors: np.ndarray) -> np.ndarray:
-  import ml_dtypes
-
-  if vectors.dtype == np.dtype("V2"):  # as numpy.savez writes bfloat16
-    vectors = vectors.view(ml_dtypes.bfloat16)
-  is_float = vectors.dtype.kind == "f" or vectors.dtype == ml_dtypes.bfloat16
-  if not is_float or vectors.ndim != 2 or not vectors.shape[1]:
-    raise InputError(
-      f"{file}: embedding has dtype {vectors.dtype!s:.60} and rows of shape"
-      f" {vectors.shape[1:]}; it must be floats [n, d], d at least 1: save it"
-      " as float32."
-    )
-  return vectors

@@ -1,10 +1,17 @@
-"""npz and Parquet files of embeddings, read in blocks; a public start."""
+"""npz and Parquet files of embeddings, read in blocks; a public start.
+
+A file is opened as a `VectorFile`: it states the shapes of its columns, and
+gives one column block by block, so that no file is in memory as a whole. What a
+file unfolds to is bounded before it is unfolded, and Python objects are never
+unpickled.
+"""
 
 import hashlib
+import math
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,147 +20,269 @@ from oneshot_dp.configs.head_config import PublicStart
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.files import read_regular
 from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.limits import (
+  MAX_COLUMN_BYTES,
+  check_bytes,
+  check_rows,
+)
 from oneshot_dp.extract.sources.listed_files import File, opened
 
+SUFFIXES = (".npz", ".parquet")
+"""What the names of files of embeddings end in."""
+CLASS_NAMES = "class_names"
+"""The array of an npz that names the classes."""
+
 _BLOCK_BYTES = 1 << 24
-_NPZ, _PARQUET = "npz (write it again)", "Parquet file (write it again)"
+_BLOCK_ROWS = 1024
+_NPZ = "npz (write it again)"
+_PARQUET = "Parquet file (write it again)"
 
 
-def open_vectors(path: Path) -> "Npz | Parquet":
-  """Opens FILE.npz, FILE.parquet, or a folder of Parquet files.
+class VectorFile(Protocol):
+  """A file with columns of numbers, strings and vectors.
 
-  Both have `vectors(name)`, the blocks [rows, …] of a column in order; `shapes`
-  of whole columns, 0 where it is not known yet; and `class_names`, or None.
-  Python objects are never unpickled.
-
-  InputError, of all methods: it is none of these, is damaged, holds another
-  thing, or is changed meanwhile.
+  Attributes:
+    path: of the file.
+    shapes: of each column, [rows, …]. The width of a column of vectors is 0
+      where it is known only once rows are read.
   """
-  if path.is_dir():
-    listed = listed_files.files_in(place := str(path))
-    files = [f for f in listed if f.path.endswith(".parquet")]
-    files = [f for f in files if "/_" not in f"/{f.path}"]  # Spark's own
-    if not files:
-      raise InputError(f"{path} has no .parquet file: name a file to import.")
-    listed_files.refuse_broken(place, files)
-    return Parquet(place, [listed_files.join_folder(place, f) for f in files])
-  file, suffix = listed_files.file_at(str(path)), path.suffix.lower()
+
+  path: str
+  shapes: dict[str, tuple[int, ...]]
+
+  def blocks(self, name: str) -> Iterator[np.ndarray]:
+    """Yields a column in order, some rows [r, …] at a time.
+
+    Raises:
+      InputError: the column is damaged, of Python objects, or has rows without
+        a value.
+    """
+    ...
+
+  def class_names(self, label: str) -> tuple[str, ...]:
+    """Returns what the file says beside its labels about their classes.
+
+    Args:
+      label: the column of the labels.
+    """
+    ...
+
+
+def open_vector_file(file: File) -> VectorFile:
+  """Opens an npz or a Parquet file.
+
+  Raises:
+    InputError: it is neither, or is damaged.
+  """
+  suffix = Path(file.path).suffix.lower()
   if suffix == ".npz":
-    return Npz(file)
+    return NpzVectors(file)
   if suffix == ".parquet":
-    return Parquet(file.path, [file])
+    return ParquetVectors(file)
   raise InputError(
-    f"{path} is neither .npz nor .parquet: use numpy.savez, for example."
+    f"{file.path} is neither .npz nor .parquet: use numpy.savez, for example."
   )
 
 
-def read_start(path: Path, info: CacheInfo) -> PublicStart:
-  """The start that `--start` names, for a head of a cache of this `info`.
+def read_column(vectors: VectorFile, name: str) -> np.ndarray:
+  """Reads all values of a column of numbers or strings, [n].
 
-  The file has a vector [d] for each class, by its name: embeddings of the names
-  by a text tower, say. It is no function of the private rows. InputError: no
-  such file; other classes, or vectors of another width.
+  Raises:
+    InputError: it is damaged, or has too many rows to be in memory.
   """
-  content, names, d = read_regular(path), info.class_names, info.feature_dim
-  table = open_vectors(path)
-  if wrong := sorted({*names} ^ table.shapes.keys()):
+  check_rows(vectors.path, vectors.shapes[name][0])
+  blocks = list(vectors.blocks(name))
+  if not blocks:
+    return np.zeros(0)
+  return np.concatenate(blocks)
+
+
+def read_start(path: Path, info: CacheInfo) -> PublicStart:
+  """Reads the public start that `--start` names.
+
+  Args:
+    path: of an npz with a vector [d] for each class, under the name of the
+      class: embeddings of the names by a text tower, say. It must be no
+      function of private rows.
+    info: of the cache whose head it is for.
+
+  Raises:
+    InputError: the file does not exist, is of other classes, or has vectors of
+      another width.
+  """
+  content = read_regular(path)
+  names = info.class_names
+  vectors = open_vector_file(listed_files.file_at(str(path)))
+  wrong_names = sorted(set(names) ^ vectors.shapes.keys())
+  if wrong_names:
     raise InputError(
       f"{path} must hold one vector for each class of the cache, under its"
-      f" name, and no more: see {wrong[0]!a}, and {len(wrong) - 1} others."
+      f" name, and no more: see {wrong_names[0]!a}, and"
+      f" {len(wrong_names) - 1} others."
     )
-  if wrong := [name for name in names if table.shapes[name] != (d,)]:
-    raise InputError(
-      f"{path}: {wrong[0]!r} has shape {table.shapes[wrong[0]]}, and embeddings"
-      f" are ({d},): use the same model's."
-    )
+  for name in names:
+    if vectors.shapes[name] != (info.feature_dim,):
+      raise InputError(
+        f"{path}: {name!r} has shape {vectors.shapes[name]}, and embeddings are"
+        f" ({info.feature_dim},): use the same model's."
+      )
   return PublicStart.of(
-    np.stack([column(table, name) for name in names]),
+    np.stack([read_column(vectors, name) for name in names]),
     num_classes=len(names),
-    feature_dim=d,
+    feature_dim=info.feature_dim,
     names=names,
     sha256=hashlib.sha256(content).hexdigest(),
   )
 
 
-def column(table: "Npz | Parquet", name: str) -> np.ndarray:
-  """All values of a column, [n]."""
-  return np.concatenate([*table.vectors(name)] or [np.zeros(0)])
+class _Header(NamedTuple):
+  """What an array of an npz says of itself before its numbers."""
+
+  shape: tuple[int, ...]
+  is_fortran: bool
+  dtype: np.dtype
 
 
-class Npz:
-  """The arrays of an npz."""
+class NpzVectors:
+  """The arrays of an npz; see `VectorFile`."""
 
   def __init__(self, file: File):
-    self.place, self._file = file.path, file
-    with opened(file, _NPZ) as content, zipfile.ZipFile(content) as arrays:
-      names = [name.removesuffix(".npy") for name in arrays.namelist()]
-      headers = {name: self._array(arrays, name)[1:] for name in names}
-    self.shapes = {n: shape for n, (shape, _, _) in headers.items() if shape}
-    self.class_names = None
-    if "class_names" in names:
-      found = column(self, "class_names")
-      if found.dtype.kind != "U" or found.ndim != 1:
-        raise InputError(f"{self.place}: class_names must be strings [K].")
-      self.class_names = tuple(found.tolist())
+    self.path = file.path
+    self._file = file
+    self.shapes: dict[str, tuple[int, ...]] = {}
+    with opened(file, _NPZ) as content, zipfile.ZipFile(content) as archive:
+      for member in archive.namelist():
+        name = member.removesuffix(".npy")
+        with archive.open(member) as stream:
+          header = _read_header(stream)
+        if header.shape:
+          self.shapes[name] = header.shape
 
-  def _array(self, arrays: zipfile.ZipFile, name: str) -> tuple[Any, ...]:
-    """An array's bytes after the header, its shape, order and dtype."""
-    stream, npy = arrays.open(f"{name}.npy"), np.lib.format
-    major, _ = npy.read_magic(stream)
-    return stream, *getattr(npy, f"read_array_header_{major}_0")(stream)
+  def blocks(self, name: str) -> Iterator[np.ndarray]:
+    with (
+      opened(self._file, _NPZ) as content,
+      zipfile.ZipFile(content) as archive,
+    ):
+      # Of a member no more is ever unpacked than the archive states here.
+      stated_bytes = archive.getinfo(f"{name}.npy").file_size
+      with archive.open(f"{name}.npy") as stream:
+        header = _read_header(stream)
+        self._check_header(name, header, stated_bytes)
+        yield from _read_rows(stream, header)
+        if stream.read(1):  # and the archive's checksum is compared here
+          raise ValueError(f"{name} is longer than it says")
 
-  def vectors(self, name: str) -> Iterator[np.ndarray]:
-    with opened(self._file, _NPZ) as content, zipfile.ZipFile(content) as all_:
-      stream, (n, *rest), in_columns, dtype = self._array(all_, name)
-      if in_columns or dtype.hasobject:
-        raise InputError(
-          f"{self.place}: {name} holds Python objects, or is in Fortran's"
-          " order, without rows: save numpy.ascontiguousarray of it."
-        )
-      width = int(np.prod(rest, dtype=object))
-      rows = max(1, _BLOCK_BYTES // max(1, dtype.itemsize * width))
-      for start in range(0, n, rows):
-        count = min(rows, n - start)
-        data = stream.read(count * dtype.itemsize * width)
-        yield np.frombuffer(data, dtype, count * width).reshape(count, *rest)
-      if stream.read(1):  # and so its checksum is looked at
-        raise ValueError(f"{name} is longer than it says")
-      stream.close()
+  def _check_header(
+    self, name: str, header: _Header, stated_bytes: int
+  ) -> None:
+    if header.dtype.hasobject or header.is_fortran:
+      raise InputError(
+        f"{self.path}: {name} holds Python objects, or is in Fortran's order,"
+        " without rows: save numpy.ascontiguousarray of it."
+      )
+    rows, *rest = header.shape
+    row_bytes = header.dtype.itemsize * math.prod(rest)
+    check_bytes(self.path, f"a row of {name!r}", row_bytes, MAX_COLUMN_BYTES)
+    if rows * row_bytes > stated_bytes:
+      raise ValueError(f"{name} is shorter than it says")
+
+  def class_names(self, label: str) -> tuple[str, ...]:
+    if CLASS_NAMES not in self.shapes:
+      return ()
+    names = read_column(self, CLASS_NAMES)
+    if names.dtype.kind != "U" or names.ndim != 1:
+      raise InputError(f"{self.path}: class_names must be strings [K].")
+    return tuple(names.tolist())
 
 
-class Parquet:
-  """Columns of whole numbers, strings, and lists of floats."""
+def _read_header(stream: Any) -> _Header:
+  """Reads the header of an .npy, which is a literal and no pickle."""
+  major, _ = np.lib.format.read_magic(stream)
+  if major == 1:
+    return _Header(*np.lib.format.read_array_header_1_0(stream))
+  if major == 2:
+    return _Header(*np.lib.format.read_array_header_2_0(stream))
+  raise ValueError(f"an array of format {major}")
 
-  def __init__(self, place: str, files: Sequence[File]):
+
+def _read_rows(stream: Any, header: _Header) -> Iterator[np.ndarray]:
+  """Reads an array in blocks of whole rows of about `_BLOCK_BYTES`."""
+  rows, *rest = header.shape
+  width = math.prod(rest)
+  row_bytes = header.dtype.itemsize * width
+  rows_at_once = max(1, _BLOCK_BYTES // max(1, row_bytes))
+  for start in range(0, rows, rows_at_once):
+    count = min(rows_at_once, rows - start)
+    data = stream.read(count * row_bytes)
+    values = np.frombuffer(data, header.dtype, count * width)
+    yield values.reshape(count, *rest)
+
+
+class ParquetVectors:
+  """The columns of a Parquet file; see `VectorFile`.
+
+  They are whole numbers, strings, and lists of floats: plain ones, of a fixed
+  size, or tensors.
+  """
+
+  def __init__(self, file: File):
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from oneshot_dp.extract.sources.parquet import class_labels
 
-    self.place, self._files, tables = place, files, []
-    for file in files:
-      with opened(file, _PARQUET) as content:
-        tables.append(pq.ParquetFile(content))
-    schema = tables[0].schema_arrow
-    rows = sum(table.metadata.num_rows for table in tables)
-    self.class_names = class_labels(schema.metadata).get("label") or None
+    self.path = file.path
+    self._file = file
     self.shapes: dict[str, tuple[int, ...]] = {}
-    for each in schema:
-      is_vector = isinstance(each.type, pa.BaseExtensionType)
-      is_vector |= pa.types.is_nested(each.type)
-      self.shapes[each.name] = (rows, 0) if is_vector else (rows,)
+    with opened(file, _PARQUET) as content:
+      table = _open_parquet(content)
+      rows = table.metadata.num_rows
+      schema = table.schema_arrow
+      self._class_labels = class_labels(schema.metadata)
+      for field in schema:
+        is_vector = pa.types.is_nested(field.type) or isinstance(
+          field.type, pa.BaseExtensionType
+        )
+        self.shapes[field.name] = (rows, 0) if is_vector else (rows,)
 
-  def vectors(self, name: str) -> Iterator[np.ndarray]:
-    import pyarrow.parquet as pq
+  def blocks(self, name: str) -> Iterator[np.ndarray]:
+    with opened(self._file, _PARQUET) as content:
+      table = _open_parquet(content)
+      for group in range(table.metadata.num_row_groups):
+        rows_at_once = self._rows_at_once(table, group, name)
+        batches = table.iter_batches(
+          rows_at_once, row_groups=[group], columns=[name]
+        )
+        for batch in batches:
+          yield _to_numpy(self.path, name, batch[name])
 
-    for file in self._files:
-      with opened(file, _PARQUET) as content:
-        table = pq.ParquetFile(content)
-        for batch in table.iter_batches(1024, columns=[name]):
-          yield _array(file.path, name, batch[name])
+  def _rows_at_once(self, table: Any, group: int, name: str) -> int:
+    """Rows of a batch, by what the footer says that a row group unfolds to."""
+    metadata = table.metadata.row_group(group)
+    check_rows(self.path, metadata.num_rows)
+    group_bytes = 0
+    for i in range(metadata.num_columns):
+      column = metadata.column(i)
+      if column.path_in_schema.split(".")[0] == name:
+        group_bytes += column.total_uncompressed_size
+    row_bytes = group_bytes // max(1, metadata.num_rows)
+    check_bytes(self.path, f"a row of {name!r}", row_bytes, MAX_COLUMN_BYTES)
+    return max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
+
+  def class_names(self, label: str) -> tuple[str, ...]:
+    return self._class_labels.get(label, ())
 
 
-def _array(path: str, name: str, column: Any) -> np.ndarray:
+def _open_parquet(content: BinaryIO) -> Any:
+  from pyarrow import parquet
+
+  return parquet.ParquetFile(content)
+
+
+def _to_numpy(path: str, name: str, column: Any) -> np.ndarray:
+  """A batch of a column as an array; vectors of one length are [rows, d].
+
+  InputError: it is of another type, or a row has no value.
+  """
   import pyarrow as pa
 
   if isinstance(column.type, pa.BaseExtensionType):
@@ -166,7 +295,7 @@ def _array(path: str, name: str, column: Any) -> np.ndarray:
     )
   if pa.types.is_integer(column.type):
     return column.to_numpy(zero_copy_only=False)
-  if column.type in (pa.string(), pa.large_string()):
+  if column.type in (pa.string(), pa.large_string(), pa.string_view()):
     return np.array(column.to_pylist(), object)
   if not pa.types.is_nested(column.type):
     raise InputError(
@@ -174,6 +303,6 @@ def _array(path: str, name: str, column: Any) -> np.ndarray:
       " whole numbers or strings, and embeddings are lists."
     )
   rows = column.to_numpy(zero_copy_only=False)
-  if len({*map(len, rows)}) > 1:
+  if len({len(row) for row in rows}) > 1:
     raise InputError(f"{path}: the vectors of {name} are not of one length.")
-  return np.stack(rows)  # a value that is missing is NaN
+  return np.stack(rows)  # a number that is missing in a vector is NaN

@@ -38,7 +38,13 @@ FLOORS = {
   ),
   "oneshot_dp.pipeline": (
     "requests",
-    Layer("ledger", "vector_files", "import_table", independent=False),
+    Layer(
+      "ledger",
+      "vector_files",
+      "import_columns",
+      "import_table",
+      independent=False,
+    ),
     "heads",
     Layer("report", "prediction", independent=False),
     Layer("runs", "timm_form", "exports", independent=False),

@@ -12,9 +12,9 @@ from oneshot_dp.pipeline.commands import CommandFlags, Flag
 class Flags(CommandFlags):
   """Import precomputed embeddings into a cache.
 
-  FILE is .npz, .parquet or a folder of Parquet files, with embedding [n, d],
-  label and perhaps example_id. In an npz, names may begin with train_, and
-  there may be class_names.
+  FILE is .npz, .parquet or a folder of such files, with embedding [n, d], label
+  and perhaps example_id. In an npz, names may begin with train_, and there may
+  be class_names. Splits and classes are found as `extract` finds them.
   """
 
   EXAMPLES: ClassVar = (
@@ -36,9 +36,17 @@ class Flags(CommandFlags):
     form="NAME",
     help="Public name of the data set (default: the file's name).",
   ).default(None)
-  split: str = Flag(form="NAME", help="Public name of the split.").default(
-    "train"
-  )
+  split: str | None = Flag(
+    form="NAME",
+    help="Split to import, by the names of files, folders and arrays; where"
+    " these tell of none, its public name (default: the only one, or train).",
+  ).default(None)
+  embedding: str | None = Flag(
+    form="COLUMN", help="Column of the embeddings (default: embedding)."
+  ).default(None)
+  label: str | None = Flag(
+    form="COLUMN", help="Column of the labels (default: label)."
+  ).default(None)
   num_classes: int | None = Flag(
     parse=int,
     form="K",
@@ -70,6 +78,8 @@ def run(flags: Flags) -> Answer:
     out=flags.out,
     dataset_name=flags.dataset_name,
     split=flags.split,
+    embedding=flags.embedding,
+    label=flags.label,
     num_classes=flags.num_classes,
     class_names=flags.class_names,
     unit_name=flags.unit_name,

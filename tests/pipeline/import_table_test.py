@@ -2,6 +2,7 @@ import json
 import os
 import resource
 import shutil
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -271,3 +272,92 @@ def test_memory_is_bounded(tmp_path):
     import_table(tmp_path / name, tmp_path / f"{name}.cache", num_classes=K)
   more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
   assert more < 220_000  # KB
+
+
+def write_parquet_split(folder, name, label, class_names=()):
+  """A small Parquet file, with a ClassLabel of the class names, if any."""
+  folder.mkdir(parents=True, exist_ok=True)
+  rows = np.random.default_rng(len(name)).normal(size=(len(label), D))
+  table = pa.table({"embedding": rows.tolist(), "label": label})
+  if class_names:
+    features = {"label": {"names": list(class_names), "_type": "ClassLabel"}}
+    noted = json.dumps({"info": {"features": features}})
+    table = table.replace_schema_metadata({b"huggingface": noted})
+  pq.write_table(table, folder / name)
+
+
+def test_files_of_another_split_are_not_imported(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  write_parquet_split(tmp_path / "vectors", "train-0.parquet", [0, 1, 2])
+  write_parquet_split(tmp_path / "vectors", "test-0.parquet", [0, 1])
+
+  cache = import_table(Path("vectors"), Path("c"), split="test", num_classes=K)
+
+  assert cache.info.split == "test"
+  assert cache.info.source_num_examples == 2
+
+
+def test_partitions_of_another_split_are_not_imported(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for split, label in ("train", [0, 1, 2]), ("test", [0, 1]):
+    folder = tmp_path / "vectors" / f"split={split}"
+    write_parquet_split(folder, "part-0.parquet", label)
+
+  cache = import_table(Path("vectors"), Path("c"), split="train", num_classes=K)
+
+  assert cache.info.source_num_examples == 3
+
+
+def test_one_of_several_splits_has_to_be_named(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  write_parquet_split(tmp_path / "vectors", "train-0.parquet", [0, 1, 2])
+  write_parquet_split(tmp_path / "vectors", "test-0.parquet", [0, 1])
+
+  with pytest.raises(InputError, match="--split"):
+    import_table(Path("vectors"), Path("c"), num_classes=K)
+
+
+def test_a_file_that_says_its_split_is_of_no_other(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  write_parquet_split(tmp_path, "vectors-test.parquet", [0, 1])
+
+  with pytest.raises(InputError, match="--split 'train' is none of"):
+    import_table(
+      Path("vectors-test.parquet"), Path("c"), split="train", num_classes=K
+    )
+
+
+def test_files_with_classes_in_another_order_are_refused(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  folder = tmp_path / "vectors"
+  write_parquet_split(folder, "a.parquet", [0, 1], ["cat", "dog"])
+  write_parquet_split(folder, "b.parquet", [0, 1], ["dog", "cat"])
+
+  with pytest.raises(InputError, match="defines different classes"):
+    import_table(Path("vectors"), Path("c"))
+
+
+def test_columns_of_other_names_are_given_by_flags(tmp_path, capsys):
+  embedding, label = vectors()
+  file = tmp_path / "a.npz"
+  np.savez(file, clip=embedding, species=label)
+
+  succeeds(
+    capsys,
+    *("import", file, "--out", tmp_path / "c", "--num-classes", K),
+    *("--embedding", "clip", "--label", "species"),
+  )
+
+  rows = rows_of(tmp_path / "c")
+  np.testing.assert_array_equal(rows["embedding"], embedding)
+  np.testing.assert_array_equal(rows["label"], label)
+
+
+def test_a_column_that_a_flag_names_in_vain_is_one_line(tmp_path, capsys):
+  file = npz(tmp_path / "a.npz")
+  words = ("import", file, "--out", tmp_path / "c", "--num-classes", K)
+
+  message = fails(capsys, *words, "--label", "species")
+
+  assert "has no column species" in message
+  assert not (tmp_path / "c").exists()

@@ -1,0 +1,133 @@
+"""What an import asks for, and what its columns are called in a file."""
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.pipeline.vector_files import CLASS_NAMES, VectorFile
+
+
+class ImportRequest(NamedTuple):
+  """What is asked of an import; see `import_table`."""
+
+  location: str
+  split: str | None
+  embedding: str | None
+  label: str | None
+  unit_name: str | None
+  num_classes: int | None
+  class_names: tuple[str, ...]
+
+  @property
+  def source_config(self) -> SourceConfig:
+    """The same for the code of `extract`."""
+    return SourceConfig(
+      location=(self.location,),
+      num_classes=self.num_classes,
+      class_names=self.class_names,
+    )
+
+
+class Columns(NamedTuple):
+  """What the columns that are wanted are called in one file."""
+
+  embedding: str
+  label: str
+  example_id: str | None
+  unit_id: str | None
+
+
+def candidates(asked: str | None, usual: str) -> tuple[str, ...]:
+  """What a column may be called: as a flag says, or as usual."""
+  if asked is not None:
+    return (asked,)
+  return (usual, f"{usual}s")
+
+
+def find_columns(
+  file: VectorFile, request: ImportRequest, split: str
+) -> Columns:
+  """Finds the wanted columns by their names; InputError: one is missing."""
+  embedding_names = candidates(request.embedding, "embedding")
+  is_plain = any(name in file.shapes for name in embedding_names)
+  prefixed = any(f"{split}_{name}" in file.shapes for name in embedding_names)
+  prefix = f"{split}_" if prefixed and not is_plain else ""
+  label_names = candidates(request.label, "label")
+  columns = Columns(
+    embedding=_required(file, prefix, embedding_names, split),
+    label=_required(file, prefix, label_names, split),
+    example_id=_first_present(file, prefix, ("example_id",)),
+    unit_id=_unit_column(file, prefix, request.unit_name),
+  )
+  if request.unit_name is None:
+    _refuse_unused_units(file, split)
+    _warn_of_unused_columns(file, prefix, columns)
+  return columns
+
+
+def _first_present(
+  file: VectorFile, prefix: str, names: Sequence[str]
+) -> str | None:
+  for name in names:
+    if prefix + name in file.shapes:
+      return prefix + name
+  return None
+
+
+def _required(
+  file: VectorFile, prefix: str, names: Sequence[str], split: str
+) -> str:
+  column = _first_present(file, prefix, names)
+  if column is None:
+    present = ", ".join(ascii(name) for name in file.shapes) or "none"
+    raise InputError(
+      f"{file.path} has no column {names[0]} (or {split}_{names[0]}): it has"
+      f" {present}; name the columns with --embedding and --label."
+    )
+  return column
+
+
+def _unit_column(
+  file: VectorFile, prefix: str, unit_name: str | None
+) -> str | None:
+  if unit_name is None:
+    return None
+  names = (unit_name, "unit_id")
+  column = _first_present(file, prefix, names)
+  if column is None:
+    wanted = " or ".join(prefix + name for name in names)
+    present = ", ".join(ascii(name) for name in file.shapes)
+    raise InputError(
+      f"{file.path} has no column {wanted} to say whose each row is: it has"
+      f" {present}; name one with --unit-name, or leave it out."
+    )
+  return column
+
+
+def _refuse_unused_units(file: VectorFile, split: str) -> None:
+  if "unit_id" in file.shapes or f"{split}_unit_id" in file.shapes:
+    raise InputError(
+      f"{file.path}: unit_id says that a privacy unit may have many rows; name"
+      " the unit with --unit-name (patient …), or remove the column."
+    )
+
+
+def _warn_of_unused_columns(
+  file: VectorFile, prefix: str, columns: Columns
+) -> None:
+  """One value for each row may say whose the row is."""
+  shape = file.shapes[columns.label]
+  unused = []
+  for name in file.shapes:
+    is_used = name in columns or name == CLASS_NAMES
+    if file.shapes[name] == shape and name.startswith(prefix) and not is_used:
+      unused.append(ascii(name))
+  if unused:
+    warnings.warn(
+      f"{file.path}: {', '.join(sorted(unused))} not used; if one says whose"
+      " each row is, name it with --unit-name: else each row is protected by"
+      " itself.",
+      stacklevel=5,
+    )
