@@ -92,7 +92,7 @@ def export_head(
     .render(
       files=list(files),
       ledger_notice=LEDGER_NOTICES[verdict.status],
-      card=render_card(saved.receipt).rstrip(),
+      card=render_card(saved.receipt, is_head_folder=False).rstrip(),
       images=images,
       feature_dim=saved.head.feature_dim,
       names=list(saved.stated["class_names"]),

@@ -39,7 +39,9 @@ def template_environment(
   return environment
 
 
-def render_card(receipt: Mapping[str, Any]) -> str:
+def render_card(
+  receipt: Mapping[str, Any], *, is_head_folder: bool = True
+) -> str:
   """Writes the Markdown page of a head.
 
   It ends with a digest of the whole receipt, so that a change of anything in
@@ -47,6 +49,8 @@ def render_card(receipt: Mapping[str, Any]) -> str:
 
   Args:
     receipt: a checked receipt.
+    is_head_folder: whether the page lies in a head's folder, and says how to
+      load that.
 
   Returns:
     The text of README.md; public.
@@ -58,6 +62,7 @@ def render_card(receipt: Mapping[str, Any]) -> str:
     stated=receipt["stated"],
     follows=receipt["follows"],
     NOT_PRIVATE=NOT_PRIVATE,
+    is_head_folder=is_head_folder,
     most=f"{percent:g}",
     digest=sha256_of(receipt),
   )

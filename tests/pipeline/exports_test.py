@@ -76,6 +76,24 @@ def test_a_head_that_the_ledger_does_not_know_says_so_on_the_card(
   assert not (out / IMAGES_FILE).exists()
 
 
+def test_the_card_of_a_copy_does_not_call_it_a_head_folder(
+  tmp_path, capsys, train_cache
+):
+  succeeds(
+    capsys,
+    *("train", "--cache", train_cache.path, "--epsilon", 1, "--delta", 1e-3),
+    *("--head", "lamb", "--out", tmp_path / "head"),
+  )
+
+  succeeds(capsys, "export", tmp_path / "head", "--to", tmp_path / "model")
+
+  head_card = (tmp_path / "head" / "README.md").read_text()
+  copy_card = (tmp_path / "model" / "README.md").read_text()
+  for words in "take this folder", "load_head", "`oneshot-dp verify` on this":
+    assert words in head_card
+    assert words not in copy_card
+
+
 def test_what_is_there_stays_and_a_failed_export_leaves_nothing(
   tmp_path, capsys, head, monkeypatch
 ):

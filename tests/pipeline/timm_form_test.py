@@ -141,6 +141,11 @@ if unit_norm:
   sys.path.insert(0, folder)
   from open_model import open_model
   model = open_model()
+  resolved = timm.data.resolve_model_data_config(model)
+  for name in "crop_pct", "crop_mode", "interpolation":
+    assert resolved[name] == of[name], (name, resolved[name])
+  assert list(resolved["input_size"]) == of["input_size"]
+  assert list(resolved["mean"]) == of["mean"]
   try:  # nobody opens it without its code by mistake
     timm.create_model("local-dir:" + folder, pretrained=True)
     raise SystemExit("timm opened it")
