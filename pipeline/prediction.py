@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,10 +15,13 @@ from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import sha256_of
 from oneshot_dp.extract.cache.read import FeatureCache
-from oneshot_dp.extract.files import write_once
+from oneshot_dp.extract.files import disk_errors, write_once
 from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.extract.job.shard import embed_images
 from oneshot_dp.extract.known_weights import remembered_location
+from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.formats import is_image, is_table
+from oneshot_dp.extract.sources.location import expand_location
 from oneshot_dp.extract.sources.open_source import open_unlabeled
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
 
@@ -25,6 +29,8 @@ _FORMULA_SIGNS = ("=", "+", "-", "@", "'")
 """A spreadsheet takes a cell that begins with one of the first four for a
 formula, and the last for the sign against that."""
 _MOST_NAMED = 1000
+_BROKEN_NOTE = "cannot be decoded"
+_OTHER_NOTE = "passed over: not a supported image format"
 _ROWS_AT_ONCE = 256
 Named = tuple[list[str], np.ndarray]
 """Names of rows, and their embeddings [rows, d]."""
@@ -123,6 +129,30 @@ def of_images(
     yield [source.name_of(index) for index in indices], embedding
 
 
+def passed_over(images: Sequence[str]) -> list[str]:
+  """Lists the files of folders that are not among the images of `of_images`.
+
+  Photographs may be among them, in a format that cannot be read (HEIC, say).
+
+  Args:
+    images: files and folders, as `of_images` takes them.
+
+  Returns:
+    Whole paths, in order.
+  """
+  others = []
+  for path in expand_location(images):
+    files = listed_files.files_in(path)
+    has_images = any(is_image(file.path) for file in files)
+    for file in files:
+      is_read = is_image(file.path)
+      if not has_images:
+        is_read = is_table(file.path)
+      if not is_read:
+        others.append(listed_files.join_folder(path, file).path)
+  return others
+
+
 def of_cache(saved: SavedHead, cache: FeatureCache) -> Iterator[Named]:
   """Reads the embeddings of a cache, and names each by its id.
 
@@ -150,36 +180,34 @@ def of_cache(saved: SavedHead, cache: FeatureCache) -> Iterator[Named]:
 
 
 def predict(
-  out: Path,
   saved: SavedHead,
   rows: Iterable[Named],
   broken: Sequence[str] = (),
   *,
+  others: Sequence[str] = (),
   top_k: int = 1,
   skip_broken: bool = False,
-) -> int:
+) -> tuple[str, int]:
   """Writes a CSV line for each row: its name, its best classes and logits.
 
-  Logits compare the classes of one image; they are not probabilities. The file
-  has mode 0600, as it is as private as the images, and is there whole or not at
-  all. Control characters of names are escaped, and what a spreadsheet would
-  take for a formula has a ' before it.
+  Logits compare the classes of one image; they are not probabilities. Control
+  characters of names are escaped, and what a spreadsheet would take for a
+  formula has a ' before it.
 
   Args:
-    out: the file to write, which must not exist.
     saved: the head.
     rows: names and embeddings; see `of_images` and `of_cache`.
     broken: what `of_images` adds to while `rows` are read.
+    others: files that are no images; each has a line with the reason.
     top_k: how many classes, the best first.
     skip_broken: whether broken images have a line without a class, or are an
       error.
 
   Returns:
-    How many rows have a class.
+    The table, and how many rows have a class.
 
   Raises:
-    InputError: an image is broken and not to be skipped, or all are; or
-      something is at `out`.
+    InputError: an image is broken and not to be skipped, or all are.
   """
   class_names = [cell(name) for name in saved.stated["class_names"]]
   if not 1 <= top_k <= len(class_names):
@@ -188,19 +216,44 @@ def predict(
     )
   text = io.StringIO(newline="")
   writer = csv.writer(text)
-  writer.writerow(_column_names(top_k))
+  writer.writerow([*_column_names(top_k), "note"])
   count = 0
   ranking = saved.head.ranking()
   for names, embedding in rows:
     logits = np.asarray(ranking.logits(jnp.asarray(embedding, jnp.float32)))
     for name, scores in zip(names, logits, strict=True):
-      writer.writerow([cell(name), *_best_classes(scores, class_names, top_k)])
+      note = _BROKEN_NOTE if np.isnan(scores).any() else ""
+      classes = _best_classes(scores, class_names, top_k)
+      writer.writerow([cell(name), *classes, note])
     count += len(names)
   if broken and (not skip_broken or len(broken) == count):
     raise InputError(_describe_broken(broken, count))
-  if not write_once(out, text.getvalue().encode()):
-    raise InputError(f"--out {out} exists already; name a new file.")
-  return count - len(broken)
+  for name in others:
+    writer.writerow([cell(name), *["", ""] * top_k, _OTHER_NOTE])
+  return text.getvalue(), count - len(broken)
+
+
+def write_table(out: Path, table: str, *, overwrite: bool = False) -> None:
+  """Writes a table of predictions: whole or not at all, of mode 0600.
+
+  It is as private as the images.
+
+  Raises:
+    InputError: something is at `out`, and is not to be overwritten.
+    RunError: the disk refuses.
+  """
+  content = table.encode()
+  if not overwrite:
+    if not write_once(out, content):
+      raise InputError(
+        f"--out {out} exists already; name a new file, or give --overwrite."
+      )
+    return
+  unfinished = out.with_name(f".{out.name}.new")
+  with disk_errors(out):
+    unfinished.unlink(missing_ok=True)  # of a command that was killed
+    write_once(unfinished, content)
+    os.replace(unfinished, out)
 
 
 def cell(name: str) -> str:

@@ -47,8 +47,11 @@ class Flags(CommandFlags):
   out: Path = Flag(
     parse=Path,
     form="FILE.csv",
-    help="Table to write; as private as the images.",
+    help="Table to write, or - for standard output; as private as the images.",
   ).required()
+  overwrite: bool = Flag(
+    help="Replace the table if it exists already (default: refuse)."
+  ).default(False)
   top_k: int = Flag(
     parse=int, form="K", help="How many classes to list, the best first."
   ).default(1)
@@ -65,41 +68,72 @@ class Flags(CommandFlags):
 
 def run(flags: Flags) -> Answer:
   """Writes the predictions."""
-  from oneshot_dp.extract.storage import is_url
   from oneshot_dp.pipeline.heads.head_folder import read_head
-  from oneshot_dp.pipeline.prediction import predict
+  from oneshot_dp.pipeline.prediction import passed_over, predict, write_table
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
-  if is_url(flags.out) or os.path.lexists(flags.out):
-    raise InputError(
-      f"--out {flags.out} already exists, or is not a place on a disk: name a"
-      " new file."
-    )
+  to_stdout = str(flags.out) == "-"
+  if not to_stdout:
+    _check_out(flags)
   saved = read_head(flags.head)
   if not saved.trained.private:
     print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
   broken: list[str] = []
-  count = predict(
-    flags.out,
+  rows, is_cache = _open_rows(flags, saved, broken)
+  others = [] if is_cache else passed_over(flags.images)
+  table, count = predict(
     saved,
-    _open_rows(flags, saved, broken),
+    rows,
     broken,
+    others=others,
     top_k=flags.top_k,
     skip_broken=flags.on_decode_error == "skip",
   )
   images = "image" if count == 1 else "images"
-  return Answer(
-    text=f"{flags.out}: {count:,} {images}; scores are logits, not"
-    " probabilities",
-    facts={"out": flags.out, "images": count, "broken": broken},
-    faults=tuple(f"broken, without a class: {name}" for name in broken),
+  text = (
+    f"{flags.out}: {count:,} {images}; scores are logits, not probabilities"
   )
+  if to_stdout:
+    text = table.rstrip("\r\n")
+  else:
+    write_table(flags.out, table, overwrite=flags.overwrite)
+  faults = [f"broken, without a class: {name}" for name in broken]
+  faults += [f"passed over, without a class: {name}" for name in others]
+  facts: dict[str, object] = {
+    "out": flags.out,
+    "images": count,
+    "broken": broken,
+  }
+  if to_stdout:
+    facts["table"] = table
+  return Answer(
+    text=text,
+    facts=facts,
+    faults=tuple(faults),
+  )
+
+
+def _check_out(flags: Flags) -> None:
+  """Refuses a place that cannot take the table, before anything is embedded."""
+  from oneshot_dp.extract.storage import is_url
+
+  if is_url(flags.out) or flags.out.is_dir():
+    raise InputError(
+      f"--out {flags.out} is not a file on a disk: name a new file."
+    )
+  if os.path.lexists(flags.out) and not flags.overwrite:
+    raise InputError(
+      f"--out {flags.out} already exists: name a new file, or give --overwrite."
+    )
 
 
 def _open_rows(
   flags: Flags, saved: "SavedHead", broken: list[str]
-) -> "Iterable[Named]":
-  """Opens a cache, or embeds images; adds names of broken ones to a list."""
+) -> "tuple[Iterable[Named], bool]":
+  """Opens a cache, or embeds images; adds names of broken ones to a list.
+
+  Returns the rows, and whether they are a cache's.
+  """
   from oneshot_dp.extract.cache.read import open_cache
   from oneshot_dp.pipeline import prediction
   from oneshot_dp.pipeline.commands.inspect import is_cache
@@ -112,10 +146,10 @@ def _open_rows(
     backbone = prediction.backbone_of(
       saved, backbone=flags.backbone, weights=flags.weights
     )
-    return prediction.of_images(backbone, flags.images, broken)
+    return prediction.of_images(backbone, flags.images, broken), False
   if len(flags.images) > 1 or flags.weights or flags.backbone:
     raise InputError(
       f"{caches[0]} is a cache: give it alone, without images, --weights or"
       " --backbone."
     )
-  return prediction.of_cache(saved, open_cache(caches[0], part))
+  return prediction.of_cache(saved, open_cache(caches[0], part)), True

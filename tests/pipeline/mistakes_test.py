@@ -83,8 +83,8 @@ EVALUATE --cache names -> class 0 is 'class 0' and 'a'
 EVALUATE --private-eval 1 -> --private-eval needs --delta, too.
 EVALUATE --private-eval 1 --delta 0.1 -> or allow it with --weak-privacy.
 predict head empty --out p.csv -> head was trained on imported features, and
-predict head empty --out text.txt -> text.txt already exists, or is not a place
-predict head empty --out gs://b/p.csv -> not a place on a disk: name a new file.
+predict head empty --out text.txt -> text.txt already exists: name a new file,
+predict head empty --out gs://b/p.csv -> is not a file on a disk: name a new fil
 predict head empty --out p.csv --rows [:5%] -> --rows is for a cache, and these
 predict head train empty --out p.csv -> is a cache: give it alone, without
 predict head train --out p.csv --top-k 5 -> --top-k 5 must be from 1 to 4, the

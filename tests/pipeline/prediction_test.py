@@ -42,7 +42,7 @@ def expected(head, count=100):
 def test_a_folder_is_labelled_as_the_head_says(tmp_path, capsys, head, photos):
   out = tmp_path / "p.csv"
   said, _ = succeeds(capsys, "predict", head.path, photos, "--out", out)
-  assert "100 images; logits are not calibrated probabilities" in said
+  assert "100 images; scores are logits, not probabilities" in said
   lines = lines_of(out)
   assert [line["image"][-7:] for line in lines] == [
     f"{i:03}.png" for i in range(100)
@@ -54,12 +54,12 @@ def test_a_folder_is_labelled_as_the_head_says(tmp_path, capsys, head, photos):
   assert right.mean() > 0.6
 
 
-def test_words_after_flags_are_refused_not_lost(tmp_path, capsys, head, photos):
+def test_words_after_flags_are_not_lost(tmp_path, capsys, head, photos):
   first, second = photos / "000.png", photos / "001.png"
+  out = tmp_path / "before.csv"
+  succeeds(capsys, "predict", head.path, first, "--out", out, second)
+  assert [line["image"] for line in lines_of(out)] == [str(first), str(second)]
   out = tmp_path / "p.csv"
-  line = fails(capsys, "predict", head.path, first, "--out", out, second)
-  assert "001.png" in line
-  assert not out.exists()
   words = ("predict", head.path, "--top-k", 3, "--out", out, first, second)
   succeeds(capsys, *words)
   assert [line["image"] for line in lines_of(out)] == [str(first), str(second)]
@@ -185,3 +185,49 @@ def test_a_function_that_was_changed_is_another_backbone(
   words = (*words, "--out", tmp_path / "b.csv")
   assert "is not the backbone that" in fails(capsys, *words)
   assert not (tmp_path / "b.csv").exists()
+
+
+def test_files_that_are_not_read_are_in_the_table_with_the_reason(
+  tmp_path, capsys, head, photos
+):
+  folder = tmp_path / "photos"
+  folder.mkdir()
+  (folder / "b.png").write_bytes((photos / "000.png").read_bytes())
+  (folder / "a.tif").write_bytes(b"II*\0")
+  (folder / "c.HEIC").write_bytes(b"ftypheic")
+  out = tmp_path / "p.csv"
+
+  _, err = succeeds(capsys, "predict", head.path, folder, "--out", out)
+
+  lines = {line["image"][-6:]: line for line in lines_of(out)}
+  assert len(lines) == 3
+  assert lines["/b.png"]["class"] != ""
+  assert lines["/b.png"]["note"] == ""
+  for name in "/a.tif", "c.HEIC":
+    assert lines[name]["class"] == ""
+    assert lines[name]["note"].startswith("passed over: not a supported")
+  assert err.count("passed over, without a class") == 2
+
+
+def test_a_table_goes_to_standard_output_for_a_dash(capsys, head, photos):
+  said, _ = succeeds(
+    capsys, "predict", head.path, photos / "000.png", "--out", "-"
+  )
+
+  (line,) = csv.DictReader(io.StringIO(said))
+  assert line["image"] == str(photos / "000.png")
+  assert line["class"] == str(expected(head, 1)[0])
+
+
+def test_a_table_is_replaced_only_when_asked(tmp_path, capsys, head, photos):
+  out = tmp_path / "p.csv"
+  out.write_text("mine")
+  words = ("predict", head.path, photos / "000.png", "--out", out)
+
+  assert "or give --overwrite" in fails(capsys, *words)
+  assert out.read_text() == "mine"
+  succeeds(capsys, *words, "--overwrite")
+
+  assert len(lines_of(out)) == 1
+  assert stat.S_IMODE(out.stat().st_mode) == 0o600
+  assert [*tmp_path.iterdir()] == [out]
