@@ -50,5 +50,8 @@ def memory_needed(
   # Public rows are held in float32, and at norm 1 and centered in float64.
   needed += _UNLABELED_BYTES_PER_NUMBER * unlabeled_rows * feature_dim
   return needed + HEADS[head].extra_memory(
-    n=n, feature_dim=feature_dim, num_classes=num_classes
+    n=n,
+    feature_dim=feature_dim,
+    num_classes=num_classes,
+    has_units=privacy_unit != "example",
   )

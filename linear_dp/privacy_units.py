@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int16, Int32, Int64
+from jaxtyping import Bool, Int16, Int32, Int64
 
 _ROWS_AT_ONCE = 2**15
 
@@ -36,17 +36,20 @@ class StoredRows(NamedTuple):
 
 
 class UnitRows(NamedTuple):
-  """Rows that stand for the classes of privacy units.
+  """Rows that stand for the classes of whole privacy units.
+
+  Every unit takes the same number of slots m; a unit of fewer classes has rows
+  of zeros, of weight 0, behind its own.
 
   Attributes:
-    row: z int16 [P, d].
-    label: int32 [P].
-    weight: int32 [P].
+    row: z int16 [u, m, d].
+    label: int32 [u, m].
+    weight: int32 [u, m].
   """
 
-  row: Int16[np.ndarray, "P d"]
-  label: Int32[np.ndarray, " P"]
-  weight: Int32[np.ndarray, " P"]
+  row: Int16[np.ndarray, "u m d"]
+  label: Int32[np.ndarray, "u m"]
+  weight: Int32[np.ndarray, "u m"]
 
 
 def unit_rows(
@@ -54,53 +57,148 @@ def unit_rows(
   is_own: Callable[[np.ndarray], np.ndarray],
   unit_weight: int,
   *,
+  num_classes: int,
   mean_norm: float | None,
   weight_norm_order: int,
   per_row: bool,
 ) -> Iterator[UnitRows]:
-  """Yields the rows of all units, sorted by unit and class.
+  """Yields the rows of all units, each unit whole in what is yielded at once.
 
   Formal guarantees: what a unit contributes is a function of its own rows
   alone; its weights are integers with Σ w^p ≤ W^p, p = `weight_norm_order`;
-  rows of zeros do not count.
+  rows of zeros do not count. All rows of a unit are in the m slots of one
+  place, unless they are asked for one by one.
 
   Args:
     parts: all stored rows, in any order.
     is_own: whether this host sums the units of these ids, [r] → [r].
     unit_weight: W.
+    num_classes: K.
     mean_norm: the norm to which means of several rows are brought; None leaves
       them as they are.
     weight_norm_order: p, 1 or 2.
-    per_row: yields the rows of units one by one, at weight ⌊W/k⌋, in place of
-      their means.
+    per_row: yields the rows of units one by one in one slot each, at weight
+      ⌊W/k⌋, in place of their means.
   """
   stored = _concatenate_own(parts, is_own)
   if stored is None:
     return
   row, label, unit = stored
-  # A group is what becomes one row: the rows of one class of one unit.
+  groups = _groups_of(label, unit, per_row)
+  weight = _weights(
+    unit_weight, groups.unit, groups.num_rows, weight_norm_order
+  )
+  # Units of about as many groups lie side by side, in as many slots, so that
+  # neither a unit of 10,000 classes nor one of a single row pads the other.
+  slots_of_unit = _slot_numbers(groups.num_groups, num_classes)
+  for slots in np.unique(slots_of_unit).tolist():
+    units = np.flatnonzero(slots_of_unit == slots)
+    units_at_once = max(1, _ROWS_AT_ONCE // slots)
+    for start in range(0, len(units), units_at_once):
+      batch = units[start : start + units_at_once]
+      slot = np.arange(slots)
+      is_filled = slot < groups.num_groups[batch][:, None]
+      group = (groups.first_group[batch][:, None] + slot)[is_filled]
+      z = _means(
+        _sums_of_groups(row, groups, group), groups.num_rows[group], mean_norm
+      )
+      columns = (z, groups.label[group], weight[group] * z.any(axis=1))
+      yield UnitRows(*[_in_slots(values, is_filled) for values in columns])
+
+
+class _Groups(NamedTuple):
+  """What becomes one row each: the rows of one class of one unit.
+
+  Attributes:
+    order: indices of stored rows, sorted by unit and class, [r].
+    first_row: where in `order` each group begins, [g].
+    num_rows: of each group, [g].
+    unit: unit id of each group, [g].
+    label: of each group, [g].
+    first_group: of each unit, [u].
+    num_groups: of each unit, [u].
+  """
+
+  order: np.ndarray
+  first_row: np.ndarray
+  num_rows: np.ndarray
+  unit: np.ndarray
+  label: np.ndarray
+  first_group: np.ndarray
+  num_groups: np.ndarray
+
+
+def _groups_of(
+  label: np.ndarray, unit: Int64[np.ndarray, " r"], per_row: bool
+) -> _Groups:
+  """Groups rows by unit and class.
+
+  With `per_row`, each row is a group, and lies alone like a unit of one row;
+  `unit` still says whose it is.
+  """
   order = np.lexsort((label, unit))
-  label, unit = label[order], unit[order]
-  is_first = np.arange(len(unit)) == 0
-  is_first |= np.diff(unit, prepend=0) != 0
-  is_first |= np.diff(label, prepend=0) != 0
-  start = np.flatnonzero(is_first | per_row)
-  count = np.diff(start, append=len(unit))
-  weight = _weights(unit_weight, unit[start], count, weight_norm_order)
-  for first in range(0, len(start), _ROWS_AT_ONCE):
-    groups = slice(first, first + _ROWS_AT_ONCE)
-    stop = start[first] + count[groups].sum()
-    total = np.add.reduceat(
-      row[order[start[first] : stop]],
-      start[groups] - start[first],
-      dtype=np.int64,
-    )
-    z = _means(total, count[groups], mean_norm)
-    yield UnitRows(
-      row=z,
-      label=label[start[groups]].astype(np.int32),
-      weight=(weight[groups] * z.any(axis=1)).astype(np.int32),
-    )
+  label = label[order]
+  unit = unit[order]
+  # Neighbors are compared, and not subtracted: ids may be any int64.
+  is_new_unit = np.ones(len(unit), bool)
+  is_new_unit[1:] = unit[1:] != unit[:-1]
+  is_new_group = is_new_unit.copy()
+  is_new_group[1:] |= label[1:] != label[:-1]
+  if per_row:
+    is_new_unit[:] = True
+    is_new_group[:] = True
+  first_row = np.flatnonzero(is_new_group)
+  first_group = np.flatnonzero(is_new_unit[first_row])
+  return _Groups(
+    order=order,
+    first_row=first_row,
+    num_rows=np.diff(first_row, append=len(order)),
+    unit=unit[first_row],
+    label=label[first_row],
+    first_group=first_group,
+    num_groups=np.diff(first_group, append=len(first_row)),
+  )
+
+
+def _slot_numbers(num_groups: np.ndarray, num_classes: int) -> np.ndarray:
+  """How many slots each unit gets: 1, 2, 3, 4, 6, 8, 12, … or K.
+
+  As few as hold the unit; a few numbers, because each is a program of its own
+  to compile. They must follow from the unit's own rows and public numbers
+  alone: how a unit is scaled depends on its slots, and may depend on no other
+  unit.
+  """
+  numbers = [1]
+  power = 2
+  while numbers[-1] < num_classes:
+    numbers.append(power)
+    numbers.append(power * 3 // 2)
+    power *= 2
+  choices = np.array(numbers)
+  slots = choices[np.searchsorted(choices, num_groups)]
+  return np.minimum(slots, num_classes)
+
+
+def _sums_of_groups(
+  row: np.ndarray, groups: _Groups, group: np.ndarray
+) -> Int64[np.ndarray, "g d"]:
+  """Σz over the rows of each of these groups, exactly."""
+  num_rows = groups.num_rows[group]
+  # Where the groups begin among the rows that are gathered here.
+  begin = np.cumsum(num_rows) - num_rows
+  within = np.arange(num_rows.sum()) - np.repeat(begin, num_rows)
+  position = np.repeat(groups.first_row[group], num_rows) + within
+  return np.add.reduceat(row[groups.order[position]], begin, dtype=np.int64)
+
+
+def _in_slots(
+  values: np.ndarray, is_filled: Bool[np.ndarray, "u m"]
+) -> np.ndarray:
+  """The values of groups in the slots that they fill; zeros in the others."""
+  dtype = np.int16 if values.ndim == 2 else np.int32
+  slots = np.zeros((*is_filled.shape, *values.shape[1:]), dtype)
+  slots[is_filled] = values
+  return slots
 
 
 def _concatenate_own(

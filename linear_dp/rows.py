@@ -43,11 +43,20 @@ class Chunk(NamedTuple):
     row: z int16 [c, d].
     label: int32 [c].
     weight: int32 [c].
+    unit_slots: m, where privacy units of many rows lie whole: on each device,
+      rows 0 to m − 1 are one unit's, the next m another's, and so on; rows
+      behind the last full m are padding. None where each row stands alone.
   """
 
   row: Array
   label: Array
   weight: Array
+  unit_slots: int | None = None
+
+  @property
+  def arrays(self) -> tuple[Array, Array, Array]:
+    """The columns: row, label and weight."""
+    return self.row, self.label, self.weight
 
   def __repr__(self) -> str:
     return "Chunk(<private>)"
@@ -219,12 +228,15 @@ def rows_of(
       _to_host(stored),
       data.hosts.own_units,
       data.weight,
+      num_classes=data.num_classes,
       mean_norm=mean_norm,
       weight_norm_order=weight_norm_order,
       per_row=per_row,
     )
-    for rows in of_units:
-      yield from _unit_chunks(rows, num_rows, sharding)
+    for units in of_units:
+      for chunk in _unit_chunks(units, num_rows, sharding):
+        # One by one, the rows of a unit are bounded by their weights alone.
+        yield chunk._replace(unit_slots=None) if per_row else chunk
 
   identity = digest_of(
     float(max_inverse_norm), weight_norm_order, per_row, data.weight, data.unit
@@ -306,14 +318,33 @@ def _to_host(
 
 
 def _unit_chunks(
-  rows: UnitRows, num_rows: int, sharding: NamedSharding
+  units: UnitRows, num_rows: int, sharding: NamedSharding
 ) -> Iterator[Chunk]:
-  """Yields the rows in chunks on the devices, zeros behind the last."""
-  for start in range(0, len(rows.label), num_rows):
-    padded = []
-    for column in rows:
-      padded.append(_padded(column[start : start + num_rows], num_rows))
-    yield Chunk(*jax.device_put(padded, sharding))
+  """Yields units in chunks, each unit whole on one device.
+
+  A unit that was cut in two could be scaled to norm W·R twice, and move a sum
+  by 2·W·R. Therefore each device takes as many whole units as fit in its part
+  of a chunk, and its part is as large as a unit at least.
+  """
+  num_units, slots = units.label.shape
+  num_devices = sharding.mesh.size
+  rows_per_device = max(num_rows // num_devices, slots)
+  units_per_device = rows_per_device // slots
+  for start in range(0, num_units, units_per_device * num_devices):
+    columns = []
+    for column in units:
+      chunk_column = np.zeros(
+        (num_devices, rows_per_device, *column.shape[2:]), column.dtype
+      )
+      for device in range(num_devices):
+        first = start + device * units_per_device
+        own = column[first : first + units_per_device]
+        # Units one after the other, their slots side by side.
+        own_rows = own.reshape(-1, *column.shape[2:])
+        chunk_column[device, : len(own_rows)] = own_rows
+      columns.append(chunk_column.reshape(-1, *column.shape[2:]))
+    row, label, weight = jax.device_put(columns, sharding)
+    yield Chunk(row, label, weight, unit_slots=slots)
 
 
 def _padded(column: np.ndarray, num_rows: int) -> np.ndarray:

@@ -48,11 +48,14 @@ class RowStatistic:
       where a row's left factor is to have a norm of at most its weight.
     one_column: whether the left factors alone are summed: each row counts as
       the number R, and the sum is [m, 1].
+    scales_units: whether the left factors of a privacy unit of many rows are
+      scaled together until what the unit adds has norm W·R; see `unit_norms`.
   """
 
   id: str
   left_factor: Callable[..., Array]
   one_column: bool = False
+  scales_units: bool = False
 
   def __call__(
     self, row: Array, label: Array, weight: Array, *public: Array | None
@@ -61,12 +64,12 @@ class RowStatistic:
 
 
 def row_statistic(
-  *, id: str, one_column: bool = False
+  *, id: str, one_column: bool = False, scales_units: bool = False
 ) -> Callable[[Callable[..., Array]], RowStatistic]:
   """Decorates a left factor: makes it the statistic of this id."""
 
   def decorate(left_factor: Callable[..., Array]) -> RowStatistic:
-    return RowStatistic(id, left_factor, one_column)
+    return RowStatistic(id, left_factor, one_column, scales_units)
 
   return decorate
 
@@ -159,7 +162,7 @@ def prediction_gain(
   return (gain * weight)[:, None]
 
 
-@row_statistic(id="residual")
+@row_statistic(id="residual", scales_units=True)
 def residual(
   row: Array,
   label: Array,
@@ -173,8 +176,9 @@ def residual(
 
       l = row·kernel·step (+ log_prior)
 
-  The sum is in units of C. The order of the operations below is what makes
-  their bits independent of devices and compilers.
+  The sum is in units of C. The left factors of a privacy unit of many rows are
+  then scaled together; see `unit_norms`. The order of the operations below is
+  what makes their bits independent of devices and compilers.
 
   Args:
     row: integers [c, d].

@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Int64
+from jaxtyping import Array, Float64, Int64
 
 from oneshot_dp.linear_dp.quantize import ROW_NORM, within_ball
 from oneshot_dp.linear_dp.rows import DATA, SAME, Chunk, Rows
 from oneshot_dp.linear_dp.statistics import RowStatistic, class_sums
+from oneshot_dp.linear_dp.unit_norms import scale_units
 
 # As many rows of norm R as an int32 has room for, should all lie on one axis.
 _MAX_ROWS_IN_INT32 = (2**31 - 1) // ROW_NORM
@@ -57,9 +58,11 @@ def exact_sum(
     width = 1 if statistic.one_column else rows.feature_dim
     shape = (rows.mesh.size, left.shape[1], width)
     totals = jnp.zeros(shape, jnp.int64, device=on_devices)
-    add_chunk = _outer(rows.mesh, statistic)
     for chunk in rows.chunks():
-      totals = add_chunk(totals, chunk, given)
+      add_chunk = _outer(
+        rows.mesh, statistic, rows.data.weight, chunk.unit_slots
+      )
+      totals = add_chunk(totals, chunk.arrays, given)
     return np.asarray(totals).sum(axis=0)
 
 
@@ -85,7 +88,7 @@ def _sum_by_class(rows: Rows) -> Int64[np.ndarray, "K d"]:
     with jax.enable_x64(has_units):
       if sums is None:
         sums = jnp.zeros(shape, dtype, device=NamedSharding(rows.mesh, DATA))
-      sums = _scatter(rows.mesh, has_units)(sums, chunk, ())
+      sums = _scatter(rows.mesh, has_units)(sums, chunk.arrays, ())
     num_summed += len(chunk.label)
   if sums is not None:
     total += np.asarray(sums).sum(axis=0, dtype=np.int64)
@@ -95,19 +98,18 @@ def _sum_by_class(rows: Rows) -> Int64[np.ndarray, "K d"]:
 
 
 @functools.cache
-def _outer(mesh: Mesh, statistic: RowStatistic) -> Callable[..., Array]:
-  """Compiles (totals int64 [devices, m, p], chunk, public) → totals."""
+def _outer(
+  mesh: Mesh, statistic: RowStatistic, unit_weight: int, unit_slots: int | None
+) -> Callable[..., Array]:
+  """Compiles (totals int64 [devices, m, p], columns, public) → totals."""
 
-  def add(total: Array, chunk: Chunk, public: tuple[Any, ...]) -> Array:
-    row, label, weight = chunk
-    left = statistic(row, label, weight, *public)
-    a = jnp.trunc(left.astype(jnp.float64))
-    z = row.astype(jnp.float64)
-    # The check that bounds sensitivity. Squares of integers are exact up to
-    # 2⁵³, and what is past that is too long anyway. NaN compares as False.
-    is_short = jnp.square(a).sum(1) <= jnp.square(weight.astype(jnp.float64))
-    is_short &= jnp.square(z).sum(1) <= ROW_NORM * ROW_NORM
-    a = jnp.where(is_short[:, None], a, 0)
+  def add(
+    total: Array, columns: tuple[Array, ...], public: tuple[Any, ...]
+  ) -> Array:
+    a = bounded_left_factors(
+      statistic, columns, public, unit_weight, unit_slots
+    )
+    z = columns[0].astype(jnp.float64)
     if statistic.one_column:
       z = jnp.full((len(z), 1), float(ROW_NORM))
     # Sums of integers below 2⁵³: exact in any order.
@@ -117,15 +119,75 @@ def _outer(mesh: Mesh, statistic: RowStatistic) -> Callable[..., Array]:
   return _sharded(mesh, add)
 
 
+def bounded_left_factors(
+  statistic: RowStatistic,
+  columns: tuple[Array, ...],
+  public: tuple[Any, ...],
+  unit_weight: int,
+  unit_slots: int | None,
+) -> Float64[Array, "c m"]:
+  """The integer left factors of rows, with every bound on them checked.
+
+  Formal guarantees: ‖a_j‖ ≤ w_j and ‖z_j‖ ≤ R for each row j whose left factor
+  is not 0, so that rows whose weights add up to W move a sum by at most W·R.
+  Where the statistic scales units, ‖Σ_j a_j ⊗ z_j‖ ≤ W·R over the rows of each
+  unit in place of ‖a_j‖ ≤ w_j; see `unit_norms`.
+
+  Args:
+    statistic: computes the left factors.
+    columns: row int16 [c, d], label int32 [c], weight int32 [c].
+    public: what the statistic takes besides.
+    unit_weight: W.
+    unit_slots: of the chunk that the rows are a device's part of.
+
+  Returns:
+    a [c, m]: integers in float64.
+  """
+  row, label, weight = columns
+  left = statistic(row, label, weight, *public)
+  a = jnp.trunc(left.astype(jnp.float64))
+  z = row.astype(jnp.float64)
+  # Squares of integers are exact up to 2⁵³, and what is past that is too long
+  # anyway. NaN compares as False.
+  is_short = jnp.square(a).sum(1) <= jnp.square(weight.astype(jnp.float64))
+  is_short &= jnp.square(z).sum(1) <= ROW_NORM * ROW_NORM
+  a = jnp.where(is_short[:, None], a, 0)
+  if statistic.scales_units and unit_slots is not None:
+    a = scale_units(a, row, weight, unit_weight, unit_slots)
+  return a
+
+
+def left_factors_of_chunk(
+  rows: Rows, statistic: RowStatistic, chunk: Chunk, public: tuple[Any, ...]
+) -> Float64[np.ndarray, "c m"]:
+  """The left factors with which the rows of a chunk are summed: PRIVATE.
+
+  For the audit, which has to know what each of its canaries adds.
+  """
+
+  def compute(columns: tuple[Array, ...], public: tuple[Any, ...]) -> Array:
+    return bounded_left_factors(
+      statistic, columns, public, rows.data.weight, chunk.unit_slots
+    )
+
+  # As in a sum, each device has whole units.
+  sharded = jax.shard_map(
+    compute, mesh=rows.mesh, in_specs=(DATA, SAME), out_specs=DATA
+  )
+  with jax.enable_x64(True):
+    given = jax.tree.map(jnp.asarray, public)
+    return np.asarray(jax.jit(sharded)(chunk.arrays, given))
+
+
 @functools.cache
 def _scatter(mesh: Mesh, has_units: bool) -> Callable[..., Array]:
-  """Compiles (sums [devices, K, d], chunk, ()) → sums.
+  """Compiles (sums [devices, K, d], columns, ()) → sums.
 
   With units, rows are multiplied by their weights; without, each adds itself.
   """
 
-  def add(sums: Array, chunk: Chunk, public: tuple[()]) -> Array:
-    row, label, weight = chunk
+  def add(sums: Array, columns: tuple[Array, ...], public: tuple[()]) -> Array:
+    row, label, weight = columns
     is_within, _ = within_ball(row.astype(jnp.float32))
     z = jnp.where(is_within[:, None], row, 0).astype(sums.dtype)
     if has_units:

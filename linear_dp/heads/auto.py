@@ -362,15 +362,21 @@ def at_length(length: float, kernel: Kernel) -> Kernel:
   return kernel * (length / current) if current > 0 else kernel
 
 
-def extra_memory(*, n: int, feature_dim: int, num_classes: int) -> int:
+def extra_memory(
+  *, n: int, feature_dim: int, num_classes: int, has_units: bool
+) -> int:
   """Returns the bytes that `auto` holds beside what all heads hold, measured.
 
   They are 11 second moments, the rows twice (stored and mapped) where they fit
-  in memory, and the logits of a chunk.
+  in memory, and the logits of a chunk; of a privacy unit of many rows, which
+  lies whole in a chunk, those of all its classes and their inner products.
   """
   moments = 88 * feature_dim * feature_dim
   kept_rows = 2 * min(2 * n * feature_dim, 2**33)
   logits = 64 * num_classes * max(1024, 2**20 // num_classes)
+  if has_units:
+    classes_of_unit = min(num_classes, n)
+    logits += 64 * num_classes * classes_of_unit + 24 * classes_of_unit**2
   return moments + kept_rows + logits
 
 

@@ -135,16 +135,20 @@ class HeadFn(Protocol):
     ...
 
 
-def no_extra_memory(*, n: int, feature_dim: int, num_classes: int) -> int:
+def no_extra_memory(
+  *, n: int, feature_dim: int, num_classes: int, has_units: bool
+) -> int:
   """Returns 0: the head holds no more than `memory_needed` counts for all."""
-  del n, feature_dim, num_classes
+  del n, feature_dim, num_classes, has_units
   return 0
 
 
 class ExtraMemory(Protocol):
   """Computes the bytes that a head holds beside what all heads hold."""
 
-  def __call__(self, *, n: int, feature_dim: int, num_classes: int) -> int: ...
+  def __call__(
+    self, *, n: int, feature_dim: int, num_classes: int, has_units: bool
+  ) -> int: ...
 
 
 def no_extra_disk(*, feature_dim: int) -> int:

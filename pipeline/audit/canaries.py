@@ -20,8 +20,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float64
 
@@ -30,6 +28,7 @@ from oneshot_dp.linear_dp.dataset import Block, PrivateDataset
 from oneshot_dp.linear_dp.quantize import ROW_NORM
 from oneshot_dp.linear_dp.rows import Chunk, Rows
 from oneshot_dp.linear_dp.statistics import RowStatistic, class_sums
+from oneshot_dp.linear_dp.sum_kernels import left_factors_of_chunk
 
 _LENGTH = 100.0
 """Norm of a canary's embedding: far more than any row is cut to."""
@@ -356,9 +355,7 @@ class CanaryRows(Rows):
       public = (np.arange(self.data.num_classes),)
 
     def left_factors(chunk: Chunk) -> np.ndarray:
-      with jax.enable_x64(True):
-        arguments = jax.tree.map(jnp.asarray, (*chunk, *public))
-        return np.trunc(np.asarray(statistic(*arguments), np.float64))
+      return left_factors_of_chunk(self.alone, statistic, chunk, public)
 
     left = self._of_canaries(left_factors).sum(axis=1) / self.data.weight
     row = self.directions

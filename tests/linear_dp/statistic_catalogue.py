@@ -66,7 +66,7 @@ def columns_of(rows):
   """z, labels and weights of a pass, in int64; padding is of zeros."""
   columns = [
     np.concatenate([np.asarray(part) for part in column]).astype(int)
-    for column in zip(*rows.chunks(), strict=True)
+    for column in zip(*[chunk.arrays for chunk in rows.chunks()], strict=True)
   ]
   row, _, weight = columns
   assert not row[weight == 0].any()

@@ -83,7 +83,7 @@ def chunk_of(chip):
   rows = ROWS * mesh_of(chip).size
   number: Any = of(chip, "int32", rows)
   row: Any = of(chip, "int16", rows, WIDTH)
-  return Chunk(row, number, number)
+  return Chunk(row, number, number).arrays
 
 
 @pytest.mark.parametrize(
