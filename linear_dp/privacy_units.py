@@ -258,3 +258,39 @@ def _means(
   norm = np.sqrt(np.square(part).sum(axis=1, keepdims=True))
   z = np.rint(part * (mean_norm / np.maximum(norm, 1)))
   return np.where(k == 1, total, z).astype(np.int16)
+
+
+def place_whole_units(
+  units: UnitRows, num_rows: int, num_devices: int
+) -> Iterator[list[np.ndarray]]:
+  """Yields columns of units for the devices, each unit whole on one device.
+
+  A unit that was cut in two could be scaled to norm W·R twice, and move a sum
+  by 2·W·R. Therefore each device takes as many whole units as fit in its part
+  of a chunk, and its part is as large as a unit at least.
+
+  Args:
+    units: u units in m slots each.
+    num_rows: how many rows a chunk is to have, if no unit has more.
+    num_devices: how many devices share a chunk, in equal parts.
+
+  Yields:
+    row [c, d], label [c] and weight [c]; zeros behind the units of a device.
+  """
+  num_units, slots = units.label.shape
+  rows_per_device = max(num_rows // num_devices, slots)
+  units_per_device = rows_per_device // slots
+  for start in range(0, num_units, units_per_device * num_devices):
+    columns = []
+    for column in units:
+      chunk_column = np.zeros(
+        (num_devices, rows_per_device, *column.shape[2:]), column.dtype
+      )
+      for device in range(num_devices):
+        first = start + device * units_per_device
+        own = column[first : first + units_per_device]
+        # Units one after the other, their slots side by side.
+        own_rows = own.reshape(-1, *column.shape[2:])
+        chunk_column[device, : len(own_rows)] = own_rows
+      columns.append(chunk_column.reshape(-1, *column.shape[2:]))
+    yield columns

@@ -19,7 +19,11 @@ from jaxtyping import Array, Float64
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.dataset import Block, PrivateDataset
-from oneshot_dp.linear_dp.privacy_units import StoredRows, UnitRows, unit_rows
+from oneshot_dp.linear_dp.privacy_units import (
+  StoredRows,
+  place_whole_units,
+  unit_rows,
+)
 from oneshot_dp.linear_dp.quantize import (
   ROW_NORM,
   integer_rows,
@@ -234,9 +238,11 @@ def rows_of(
       per_row=per_row,
     )
     for units in of_units:
-      for chunk in _unit_chunks(units, num_rows, sharding):
-        # One by one, the rows of a unit are bounded by their weights alone.
-        yield chunk._replace(unit_slots=None) if per_row else chunk
+      # One by one, the rows of a unit are bounded by their weights alone.
+      slots = None if per_row else units.label.shape[1]
+      for columns in place_whole_units(units, num_rows, mesh.size):
+        row, label, weight = jax.device_put(columns, sharding)
+        yield Chunk(row, label, weight, unit_slots=slots)
 
   identity = digest_of(
     float(max_inverse_norm), weight_norm_order, per_row, data.weight, data.unit
@@ -317,43 +323,6 @@ def _to_host(
     )
 
 
-def _unit_chunks(
-  units: UnitRows, num_rows: int, sharding: NamedSharding
-) -> Iterator[Chunk]:
-  """Yields units in chunks, each unit whole on one device.
-
-  A unit that was cut in two could be scaled to norm W·R twice, and move a sum
-  by 2·W·R. Therefore each device takes as many whole units as fit in its part
-  of a chunk, and its part is as large as a unit at least.
-  """
-  num_units, slots = units.label.shape
-  num_devices = sharding.mesh.size
-  rows_per_device = max(num_rows // num_devices, slots)
-  units_per_device = rows_per_device // slots
-  for start in range(0, num_units, units_per_device * num_devices):
-    columns = []
-    for column in units:
-      chunk_column = np.zeros(
-        (num_devices, rows_per_device, *column.shape[2:]), column.dtype
-      )
-      for device in range(num_devices):
-        first = start + device * units_per_device
-        own = column[first : first + units_per_device]
-        # Units one after the other, their slots side by side.
-        own_rows = own.reshape(-1, *column.shape[2:])
-        chunk_column[device, : len(own_rows)] = own_rows
-      columns.append(chunk_column.reshape(-1, *column.shape[2:]))
-    row, label, weight = jax.device_put(columns, sharding)
-    yield Chunk(row, label, weight, unit_slots=slots)
-
-
-def _padded(column: np.ndarray, num_rows: int) -> np.ndarray:
-  """The column with zeros behind it, up to so many rows."""
-  padded = np.zeros((num_rows, *column.shape[1:]), column.dtype)
-  padded[: len(column)] = column
-  return padded
-
-
 class _Part(NamedTuple):
   """Rows of a dataset, before they are integers; every column has c rows."""
 
@@ -367,7 +336,8 @@ class _Part(NamedTuple):
     return _Part(*[column[start:stop] for column in self])
 
   def padded(self, num_rows: int) -> "_Part":
-    return _Part(*[_padded(column, num_rows) for column in self])
+    behind = (0, num_rows - len(self.label))
+    return _Part(*[np.pad(c, [behind, (0, 0)][: c.ndim]) for c in self])
 
 
 def _regrouped(
