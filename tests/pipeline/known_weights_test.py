@@ -1,0 +1,68 @@
+"""Weights that `extract` was given are found again by `predict`."""
+
+import dataclasses
+
+import pytest
+import safetensors.numpy
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
+from oneshot_dp.extract.cache.format import sha256_of
+from oneshot_dp.extract.images import Preprocessing
+from oneshot_dp.pipeline.commands import extract
+from oneshot_dp.pipeline.prediction import backbone_of
+from tests.extract.backbones import drawn
+
+
+@dataclasses.dataclass
+class Head:
+  """As much of a saved head as states its backbone."""
+
+  stated: dict
+
+
+def head_of(backbone: Backbone) -> Head:
+  identity = backbone.identity
+  fingerprint = sha256_of([identity, backbone.feature_dim])
+  stated = {"backbone": identity, "backbone_fingerprint": fingerprint}
+  return Head(stated)
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+  """ViT-Ti/16's weights in a file, and a user who has noted none yet."""
+  monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+  monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+  arrays = drawn.vit_weights("published/timm/vit_ti16/vit_tiny_patch16_224")
+  path = tmp_path / "model.safetensors"
+  path.write_bytes(safetensors.numpy.save(arrays))
+  return path
+
+
+def test_predict_finds_the_weights_that_extract_was_given(weights):
+  trained_on = load_backbone("vit_ti16", str(weights))
+  found = backbone_of(head_of(trained_on))  # pyrefly: ignore
+  assert found.weights_path == weights
+  assert found.identity == trained_on.identity
+
+
+def test_predict_prepares_images_as_the_head_states(weights):
+  """Also where nothing but the receipt says how."""
+  stated = Preprocessing(image_size=48, mean=(0.4, 0.4, 0.4))
+  trained_on = load_backbone("vit_ti16", str(weights), preprocess=stated)
+  found = backbone_of(head_of(trained_on))  # pyrefly: ignore
+  assert found.preprocessing == stated
+
+
+def test_extract_without_backbone_names_the_default_that_it_takes(
+  weights, tmp_path, capsys
+):
+  (tmp_path / "empty").mkdir()
+  flags = extract.Flags(
+    source=(str(tmp_path / "empty"),),
+    out=str(tmp_path / "cache"),
+    weights=str(weights),
+  )
+  with pytest.raises(InputError):
+    extract.run(flags)
+  assert "--backbone is not given: vit_b16 is taken" in capsys.readouterr().err
