@@ -8,6 +8,7 @@ from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import LEDGER, CommandFlags, Flag
 
+_RUN_FILE = "results.json"
 _HEAD_FILES = ("receipt.json", "head.safetensors")
 
 
@@ -27,7 +28,9 @@ class Flags(CommandFlags):
   )
 
   path: str = Flag(
-    form="PATH", positional=True, help="Folder of a cache or of a head."
+    form="PATH",
+    positional=True,
+    help="Folder of a cache, of a head, or of a sweep's results.",
   ).required()
   ledger: Path | None = LEDGER.default(None)
 
@@ -38,6 +41,8 @@ def run(flags: Flags) -> Answer:
   for name in _HEAD_FILES:
     if (folder / name).exists():
       return _verify_head(flags)
+  if (folder / _RUN_FILE).exists():
+    return _verify_run(flags, folder)
   return _verify_cache(flags)
 
 
@@ -61,14 +66,39 @@ def _verify_head(flags: Flags) -> Answer:
   )
 
 
+def _verify_run(flags: Flags, folder: Path) -> Answer:
+  """Checks the results of a sweep, and each of its heads as if alone."""
+  from oneshot_dp.pipeline.heads.verify import LedgerStatus, verify_head
+  from oneshot_dp.pipeline.ledger.ledger import open_existing_ledger
+  from oneshot_dp.pipeline.report.saved_run import read_run
+
+  ledger = open_existing_ledger(flags.ledger)
+  findings = []
+  faults = []
+  statuses = set()
+  for row in read_run(folder).rows:
+    verdict = verify_head(folder / row.path, ledger)
+    findings.append(f"{row.path}: {verdict.findings[0]}")
+    faults += [f"{row.path}: {fault}" for fault in verdict.faults]
+    statuses.add(verdict.status)
+  failure = None
+  if faults:
+    failure = RunError(f"{flags.path}: {len(faults)} fault(s) found.")
+  all_recorded = statuses == {LedgerStatus.RECORDED}
+  if not all_recorded:
+    failure = RunError(f"{flags.path} has heads that are not verified.")
+  vouched = None if LedgerStatus.NO_LEDGER in statuses else all_recorded
+  return _answer(flags, "run", vouched, tuple(findings), tuple(faults), failure)
+
+
 def _verify_cache(flags: Flags) -> Answer:
   from oneshot_dp.extract.cache.read import check_cache
   from oneshot_dp.pipeline.commands.inspect import is_cache
 
   if not is_cache(flags.path):
     raise InputError(
-      f"{flags.path} is neither a head nor a finished cache: name one of a"
-      " run's heads, or what `extract` or `import` wrote."
+      f"{flags.path} is neither a head, nor a run, nor a finished cache: name"
+      " what `train`, `sweep`, `extract` or `import` wrote."
     )
   faults = tuple(check_cache(flags.path))
   failure = None

@@ -97,7 +97,7 @@ CAP --max-epsilon 0 -> epsilon=0 must be positive
 budget --ledger no -> --ledger no does not exist: name the ledger that
 verify head --ledger no -> --ledger no does not exist: name the ledger that
 export head --to o --ledger no -> --ledger no does not exist: name
-verify empty -> empty is neither a head nor a finished cache: name one of a run'
+verify empty -> empty is neither a head, nor a run, nor a finished cache: name
 AUDIT --epsilon 30 -> or allow it with --weak-privacy.
 AUDIT --canaries 5 -> --canaries 5: give 100 to 20000.
 AUDIT --rows [:80%] -> --rows and --ledger go with --cache: give it, too.

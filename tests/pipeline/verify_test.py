@@ -271,3 +271,52 @@ class TestEarlierHead:
 
     with pytest.raises(InputError, match="is damaged"):
       earlier_head(head, ledger, private_cache(), DELTA)
+
+
+class TestRun:
+  @pytest.fixture
+  def run_folder(self, place, capsys):
+    words = place("SWEEP --epsilons 1 8 --head lamb --out s")
+    assert main(words) == 0
+    capsys.readouterr()
+    return Path("s")
+
+  def test_each_head_of_a_sweep_is_verified(self, run_folder, capsys):
+    status, out, _ = run_verify(capsys, run_folder)
+
+    assert status == 0
+    assert out.startswith("ok: heads/")
+    assert out.count("verified: these weights match a charge in") == 2
+
+  def test_a_head_that_was_not_released_is_named(
+    self, run_folder, capsys, ledger
+  ):
+    ledger.path.unlink()
+    request = make_charge_request(COST, keys=KEYS)
+    ledger.charge([request], Path("/run"), {})
+
+    status, out, err = run_verify(capsys, run_folder)
+
+    assert status == 1
+    assert out.count("NOT VERIFIED by") == 2
+    assert "has heads that are not verified" in err
+
+  def test_without_a_ledger_nothing_is_verified(
+    self, run_folder, capsys, ledger
+  ):
+    ledger.path.unlink()
+
+    status, out, _ = run_verify(capsys, run_folder, "--json")
+
+    assert status == 1
+    facts = json.loads(out)
+    assert (facts["ok"], facts["vouched"]) == (False, None)
+
+  def test_a_damaged_head_is_an_error(self, run_folder, capsys):
+    card = next(run_folder.rglob("README.md"))
+    card.write_text("better")
+
+    status, _, err = run_verify(capsys, run_folder)
+
+    assert status != 0
+    assert "README.md is damaged" in err
