@@ -52,6 +52,7 @@ class TrainRequest:
     allow_weak_privacy: allow δ ≥ 1/n and ε > 20.
     noise_seed: seed of reproducible noise, which is NOT PRIVATE.
     hosts: how this host finds the others, as `Hosts.join` takes it.
+    dry_run: check everything and state the cost, but charge nothing.
   """
 
   cache: Path
@@ -71,6 +72,7 @@ class TrainRequest:
   allow_weak_privacy: bool = False
   noise_seed: int | None = None
   hosts: str | None = None
+  dry_run: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,12 @@ import argparse
 import dataclasses
 import difflib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.commands import FLAG, CommandFlags, Flag
 
+F = TypeVar("F", bound=CommandFlags)
 PROGRAM = "oneshot-dp"
 _JSON = Flag(help="Print the answer as one JSON object.")
 _NO_DEFAULT_SHOWN = (None, False, "", ())
@@ -103,8 +104,8 @@ class _StoreOnce(argparse.Action):
 
 
 def read_flags(
-  name: str, flags_type: type[CommandFlags], words: Sequence[str]
-) -> tuple[CommandFlags, bool]:
+  name: str, flags_type: type[F], words: Sequence[str]
+) -> tuple[F, bool]:
   """Reads the words that follow a command's name.
 
   Args:

@@ -127,6 +127,9 @@ NOISE_SEED = Flag(
   help="Draw reproducible noise from a seed, for research: the result is NOT"
   " PRIVATE (default: noise of the operating system).",
 )
+DRY_RUN = Flag(
+  help="Check everything and print the cost, but charge and write nothing.",
+)
 BALANCED = Flag(help="Weight all classes equally, however rare.")
 WEIGHTS = Flag(
   form="FILE",
@@ -169,6 +172,7 @@ class TrainingFlags(CommandFlags):
   ledger: Path | None = LEDGER.default(None)
   weak_privacy: bool = WEAK_PRIVACY.default(False)
   noise_seed: int | None = NOISE_SEED.default(None)
+  dry_run: bool = DRY_RUN.default(False)
   hosts: str | None = Flag(
     form="auto|INDEX/COUNT@HOST:PORT",
     help="Train on several hosts, each started with this flag and its own"

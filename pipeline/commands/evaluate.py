@@ -1,10 +1,12 @@
 """`oneshot-dp evaluate`."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import (
@@ -57,6 +59,12 @@ class Flags(CommandFlags):
   ledger: Path | None = LEDGER.default(None)
   weak_privacy: bool = WEAK_PRIVACY.default(False)
   noise_seed: int | None = NOISE_SEED.default(None)
+  out: Path | None = Flag(
+    parse=Path,
+    form="FILE.json",
+    help="Also write the answer to this new file, before it counts as shown"
+    " (default: standard output alone).",
+  ).default(None)
 
   def request(self) -> EvalRequest:
     """Returns what is asked of the evaluation."""
@@ -77,14 +85,35 @@ class Flags(CommandFlags):
 
 def run(flags: Flags) -> Answer:
   """Scores the head."""
+  from oneshot_dp.extract.files import write_once
   from oneshot_dp.pipeline.runs.evaluation import score_head
 
-  scores, class_names = score_head(flags.request())
+  if flags.out is not None and os.path.lexists(flags.out):
+    raise InputError(f"--out {flags.out} already exists: name a new file.")
+  answers = []
+
+  def show(scores: "Scores", class_names: Sequence[str]) -> None:
+    answer = _answer_of(flags, scores, class_names)
+    # What was paid for is kept, even where nobody reads standard output.
+    if flags.out is not None:
+      write_once(flags.out, f"{answer.json()}\n".encode())
+    answers.append(answer)
+
+  score_head(flags.request(), show)
+  return answers[0]
+
+
+def _answer_of(
+  flags: Flags, scores: "Scores", class_names: Sequence[str]
+) -> Answer:
   (accuracy,) = scores.accuracies
   recall = dict(zip(class_names, accuracy.recall or (), strict=False))
   return Answer(
     text="\n".join(
-      [_accuracy_line(scores, accuracy), *_lowest_classes(recall)]
+      [
+        _accuracy_line(scores, accuracy, len(class_names)),
+        *_lowest_classes(recall),
+      ]
     ),
     facts={
       "head": flags.head,
@@ -97,8 +126,16 @@ def run(flags: Flags) -> Answer:
   )
 
 
-def _accuracy_line(scores: "Scores", accuracy: "Accuracy") -> str:
+def _accuracy_line(
+  scores: "Scores", accuracy: "Accuracy", num_classes: int
+) -> str:
   from oneshot_dp.linear_dp.accounting import format_rounded_up
+  from oneshot_dp.pipeline.report.results import (
+    EvaluationSet,
+    accuracy_interval_95,
+    format_interval,
+    shows_top5,
+  )
 
   facts = scores.facts
   shares = {
@@ -106,17 +143,23 @@ def _accuracy_line(scores: "Scores", accuracy: "Accuracy") -> str:
     "top-5": accuracy.top5,
     "balanced": accuracy.balanced,
   }
+  if not shows_top5(num_classes):
+    del shares["top-5"]
   parts = [
     f"{title} {100 * share:.2f} %"
     for title, share in shares.items()
     if share is not None
   ]
+  test = EvaluationSet(
+    num_examples=facts["num_examples"],
+    accuracy_sd=facts.get("accuracy_sd", 0.0),
+  )
+  interval = format_interval(accuracy_interval_95(accuracy.top1, test))
+  parts[0] += f" (95 % interval {interval})"
   line = f"{', '.join(parts)} of {facts['num_examples']:,} rows"
   if facts["labels"] == "private":
-    line += (
-      f" (noisy counts, ±{100 * facts['accuracy_sd']:.2g} points, for epsilon"
-      f" {format_rounded_up(facts['epsilon'])})"
-    )
+    epsilon = format_rounded_up(facts["epsilon"])
+    line += f" (noisy counts, charged epsilon {epsilon})"
     if not facts["private"]:
       line += ", NOT PRIVATE"
   return line
@@ -129,6 +172,15 @@ def _lowest_classes(recall: dict[str, float | None]) -> Sequence[str]:
   lines = []
   for share, name in known[:_CLASSES_SHOWN]:
     lines.append(f"  {100 * share:6.2f} %  {name}")
+  without_rows = [name for name, share in recall.items() if share is None]
+  if without_rows:
+    names = ", ".join(without_rows[:_CLASSES_SHOWN])
+    more = len(without_rows) - _CLASSES_SHOWN
+    if more > 0:
+      names += f" and {more} more"
+    lines.append(
+      f"  no test rows: {names}; `balanced` is the mean of the other classes"
+    )
   if len(known) > _CLASSES_SHOWN:
     lines.append(f"  are the {_CLASSES_SHOWN} lowest of {len(known)} classes")
   return lines

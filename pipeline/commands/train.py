@@ -58,6 +58,7 @@ class Flags(TrainingFlags):
       allow_weak_privacy=self.weak_privacy,
       noise_seed=self.noise_seed,
       hosts=self.hosts,
+      dry_run=self.dry_run,
     )
 
 

@@ -3,11 +3,12 @@
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.accounting import (
@@ -27,7 +28,7 @@ from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
 from oneshot_dp.pipeline.heads.head_folder import SavedHead, read_head
 from oneshot_dp.pipeline.ledger.entries import ChargeRequest, LedgerEntry
-from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.ledger.ledger import Ledger, open_existing_ledger
 from oneshot_dp.pipeline.requests import EvalRequest, EvalSet
 from oneshot_dp.pipeline.runs.cache_roles import (
   CacheRole,
@@ -113,18 +114,9 @@ class EvalRows:
     Formal guarantees: with a budget, all counts together are (ε, δ)-DP; see
     `private_accuracies`. Without, they are exact.
     """
-    info = self.role.cache.info
-    facts: dict[str, Any] = {
-      "labels": self.role.role,
-      "dataset": info.dataset,
-      "split": info.split,
-      "rows": str(self.role.cache.part),
-    }
     if self.budget is None:
       accuracies = evaluate_heads(heads, self.role.cache.blocks())
-      facts["num_examples"] = accuracies[0].num_examples
-      facts["class_rows"] = accuracies[0].class_rows
-      return Scores(accuracies, facts)
+      return Scores(accuracies, self.facts_of_exact_counts(accuracies[0]))
     # Of a part, only the mean number of rows is public.
     count_is_private = not self.role.cache.part.is_whole
     mu_squared = self.budget.mu_squared
@@ -137,17 +129,48 @@ class EvalRows:
       count_units=count_is_private,
     )
     num_examples = accuracies[0].num_examples
-    noise_multiplier = sums.releases[-1].noise_multiplier
-    facts["num_examples"] = num_examples
-    facts["privacy_unit"] = info.unit
-    facts["private"] = self.source.is_private
-    facts["epsilon"] = self.budget.epsilon
-    facts["delta"] = self.budget.delta
-    facts["noise_source"] = self.source.description
-    facts["accuracy_sd"] = (
-      float(noise_multiplier) * math.sqrt(len(heads)) / num_examples
-    )
+    noise_multiplier = float(sums.releases[-1].noise_multiplier)
+    accuracy_sd = noise_multiplier * math.sqrt(len(heads)) / num_examples
+    facts = self.facts_of_noisy_counts(num_examples, accuracy_sd)
     return Scores(accuracies, facts)
+
+  def facts_of_exact_counts(self, accuracy: Accuracy) -> dict[str, Any]:
+    """States what an exact accuracy is of."""
+    return {
+      **self._facts_of_rows(),
+      "num_examples": accuracy.num_examples,
+      "class_rows": accuracy.class_rows,
+    }
+
+  def facts_of_noisy_counts(
+    self, num_examples: int, accuracy_sd: float
+  ) -> dict[str, Any]:
+    """States what noisy accuracies are of, and what they cost.
+
+    Args:
+      num_examples: about how many rows, or units, were scored.
+      accuracy_sd: standard deviation of the noise on an accuracy, a fraction.
+    """
+    assert self.budget is not None
+    return {
+      **self._facts_of_rows(),
+      "num_examples": num_examples,
+      "privacy_unit": self.role.cache.info.unit,
+      "private": self.source.is_private,
+      "epsilon": self.budget.epsilon,
+      "delta": self.budget.delta,
+      "noise_source": self.source.description,
+      "accuracy_sd": accuracy_sd,
+    }
+
+  def _facts_of_rows(self) -> dict[str, Any]:
+    info = self.role.cache.info
+    return {
+      "labels": self.role.role,
+      "dataset": info.dataset,
+      "split": info.split,
+      "rows": str(self.role.cache.part),
+    }
 
 
 def open_eval_rows(
@@ -194,22 +217,31 @@ def open_eval_rows(
   return EvalRows(role=role, rows=rows, source=source, budget=budget)
 
 
-def score_head(request: EvalRequest) -> tuple[Scores, Sequence[str]]:
+def score_head(
+  request: EvalRequest, show: Callable[[Scores, Sequence[str]], None]
+) -> None:
   """Scores one saved head, for `evaluate`.
 
   Formal guarantees: labels that are private, by --private-eval or because the
   ledger holds their rows, leave as noisy counts that were charged before, or
   not at all.
 
-  Returns:
-    The scores of the head, and the names of its classes.
+  Args:
+    request: what to score, and what may be spent on it.
+    show: takes the scores and the names of the classes. It is called before
+      the ledger notes that they were shown: if it fails, nobody has seen them,
+      and the same command scores again without a new charge.
 
   Raises:
-    InputError: another backbone or other classes; rows that the ledger holds as
+    InputError: a ledger that is named does not exist, and nothing is charged;
+      another backbone or other classes; rows that the ledger holds as
       private, and no --private-eval; or the charge would exceed the cap.
   """
   saved = read_head(request.head)
-  ledger = Ledger(request.ledger)
+  if request.eval_set.private_epsilon is None:
+    ledger = open_existing_ledger(request.ledger)
+  else:
+    ledger = Ledger(request.ledger)  # a charge may be its first entry
   eval_rows = open_eval_rows(
     request.eval_set,
     flag="--cache",
@@ -223,11 +255,14 @@ def score_head(request: EvalRequest) -> tuple[Scores, Sequence[str]]:
     saved.stated["class_names"],
     eval_rows.role,
   )
+  class_names = eval_rows.role.cache.info.class_names
   if eval_rows.budget is None:
-    scores = _score_exactly(request, saved, eval_rows, ledger)
-  else:
-    scores = _score_privately(request, saved, eval_rows, ledger)
-  return scores, eval_rows.role.cache.info.class_names
+    show(_score_exactly(request, saved, eval_rows, ledger), class_names)
+    return
+  charge_ids = _charge_scores(request, saved, eval_rows, ledger)
+  show(eval_rows.score([saved.trained.head]), class_names)
+  # The charge pays for one answer.
+  ledger.deliver(charge_ids, {})
 
 
 def _score_exactly(
@@ -236,6 +271,7 @@ def _score_exactly(
   """Scores on public labels, once it is clear that they are public."""
   if request.delta is not None or request.noise_seed is not None:
     raise InputError("--delta and --noise-seed are for --private-eval only.")
+  _refuse_training_rows(saved, eval_rows)
   notes = check_roles(
     [eval_rows.role],
     ledger,
@@ -251,10 +287,30 @@ def _score_exactly(
   return eval_rows.score([saved.trained.head])
 
 
-def _score_privately(
+def _refuse_training_rows(saved: SavedHead, eval_rows: EvalRows) -> None:
+  """Refuses the rows of which the head's receipt says that it saw them.
+
+  Parts of one cache share rows exactly if their percentages overlap, so this
+  needs no ledger.
+  """
+  cache = eval_rows.role.cache
+  if saved.stated["cache_fingerprint"] != cache.info.fingerprint:
+    return
+  trained_on = Part.parse(saved.stated["rows"])
+  first = max(trained_on.first, cache.part.first)
+  last = min(trained_on.last, cache.part.last)
+  if first < last:
+    raise InputError(
+      f"{saved.path} was trained on rows of {eval_rows.role}, and accuracy on"
+      " them is an exact statistic of private labels: give a test set of"
+      " others, or score these with --private-eval."
+    )
+
+
+def _charge_scores(
   request: EvalRequest, saved: SavedHead, eval_rows: EvalRows, ledger: Ledger
-) -> Scores:
-  """Charges the test set, and only then scores by noisy counts."""
+) -> list[str]:
+  """Charges the test set for noisy counts; returns the charges' ids."""
   budget = eval_rows.budget
   assert budget is not None
   # All that makes it this evaluation and no other: one that was charged and
@@ -266,8 +322,4 @@ def _score_privately(
     "noise_seed": request.noise_seed,
   }
   place = request.head.resolve() / "evaluation"
-  charge_ids = ledger.charge(eval_rows.charge_requests(), place, identity)
-  scores = eval_rows.score([saved.trained.head])
-  # Noted before anybody sees it: the charge pays for one answer.
-  ledger.deliver(charge_ids, {})
-  return scores
+  return ledger.charge(eval_rows.charge_requests(), place, identity)

@@ -1,9 +1,12 @@
 """What a run says about itself, from public facts alone."""
 
+from collections.abc import Sequence
+
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.plan import Plan
+from oneshot_dp.pipeline.runs.price import DatasetCost, costs_of
 
 # Rows of each class, in standard deviations of the noise, below which a head
 # is little better than chance.
@@ -19,10 +22,9 @@ def warnings_of(plan: Plan) -> list[str]:
       "warning: the number of classes was read off the private labels; the"
       " guarantee holds only if it is public: import with --num-classes"
     )
+  warnings += _similar_class_names(info.class_names)
   rows_of_class = plan.train.cache.n / info.num_classes
-  largest = max(plan.request.epsilons)
-  mu_squared = accounting.mu_squared_from_epsilon(largest, plan.request.delta)
-  noise_multiplier = mu_squared**-0.5
+  noise_multiplier = noise_multiplier_of(plan)
   if rows_of_class < _FEW_ROWS * noise_multiplier:
     warnings.append(
       f"warning: about {rows_of_class:.3g} rows of each class, and noise as"
@@ -32,40 +34,106 @@ def warnings_of(plan: Plan) -> list[str]:
   return warnings
 
 
-def summary_of(plan: Plan) -> str:
-  """Returns one line about what is trained, on what, and what it costs."""
+def noise_multiplier_of(plan: Plan) -> float:
+  """Returns σ of the largest ε: the noise of all its releases together."""
+  mu_squared = accounting.mu_squared_from_epsilon(
+    max(plan.request.epsilons), plan.request.delta
+  )
+  return mu_squared**-0.5
+
+
+def _similar_class_names(class_names: Sequence[str]) -> list[str]:
+  """Warns of names that differ by capitals or spaces alone."""
+  seen: dict[str, str] = {}
+  warnings = []
+  for name in class_names:
+    folded = " ".join(name.casefold().split())
+    if folded in seen:
+      warnings.append(
+        f"warning: {seen[folded]!a} and {name!a} are two classes: if they are"
+        " one, rename one of them and extract again"
+      )
+    seen.setdefault(folded, name)
+  return warnings
+
+
+def costs_with_ledger(
+  plan: Plan, charge_ids: Sequence[str] = ()
+) -> list[DatasetCost]:
+  """Returns what the run costs each data set, with what was spent before.
+
+  Args:
+    plan: the run.
+    charge_ids: its charges, if it was charged already.
+  """
+  return costs_of(
+    plan.charge_requests, plan.ledger.entries(), charge_ids, plan.request.delta
+  )
+
+
+def summary_of(plan: Plan, charge_ids: Sequence[str]) -> str:
+  """Returns one line about what is trained, on what, and what was charged."""
+  costs = costs_with_ledger(plan, charge_ids)
+  parts = [_exposure_of(plan)]
+  if plan.source.is_private:
+    parts = [_describe_cost(cost, "is charged") for cost in costs]
+    if plan.request.baseline:
+      parts.append(f"there are heads without noise, {NOT_PRIVATE}")
+  return (
+    f"{_describe_training(plan)}: {'; '.join(parts)}, in {plan.ledger.path}"
+  )
+
+
+def dry_run_lines(plan: Plan) -> list[str]:
+  """Returns what a run would do and cost; nothing was charged."""
+  lines = [_describe_training(plan)]
+  lines.append(
+    f"noise multiplier {noise_multiplier_of(plan):.4g} at the largest epsilon"
+  )
+  if not plan.source.is_private:
+    lines.append(_exposure_of(plan))
+  else:
+    for cost in costs_with_ledger(plan):
+      line = _describe_cost(cost, "would be charged")
+      if cost.cap is not None:
+        verdict = cost.remaining if cost.fits else "the run would be refused"
+        line += f"; cap: {cost.cap}; {verdict}"
+      lines.append(line)
+  lines.append(
+    f"dry run: nothing was charged or written, in {plan.ledger.path}"
+  )
+  return lines
+
+
+def _describe_cost(cost: DatasetCost, verb: str) -> str:
+  own = format_rounded_up(cost.epsilon)
+  total = format_rounded_up(cost.total_epsilon)
+  if own == total:
+    return f"{cost.dataset!r} {verb} epsilon {total} in total"
+  return f"{cost.dataset!r} {verb} epsilon {own} now, and {total} in total"
+
+
+def _exposure_of(plan: Plan) -> str:
+  text = f"the noise is that of a seed, {NOT_PRIVATE}"
+  if plan.request.baseline:
+    text += f", and heads without noise are shown, {NOT_PRIVATE}"
+  return text
+
+
+def _describe_training(plan: Plan) -> str:
   request = plan.request
-  info = plan.train.cache.info
+  cache = plan.train.cache
   epsilons = ", ".join(map(format_rounded_up, request.epsilons))
   what = f"{' and '.join(request.heads)} at epsilon {epsilons}"
   what += f", delta {request.delta:g}"
   if request.num_draws > 1:
     what += f", {request.num_draws} draws"
-  data = (
-    f"from {plan.train.cache.n:,} embeddings of dimension"
-    f" {info.feature_dim:,} in {info.num_classes:,} classes"
+  number = f"{cache.n:,}"
+  if not cache.part.is_whole:
+    # How many rows a part has is private; the mean is public.
+    share = cache.part.last - cache.part.first
+    number = f"about {share} % of {cache.info.source_num_examples:,}"
+  return (
+    f"{what}, from {number} embeddings of dimension"
+    f" {cache.info.feature_dim:,} in {cache.info.num_classes:,} classes"
   )
-  return f"{what}, {data}: {_cost_of(plan)}, in {plan.ledger.path}"
-
-
-def _cost_of(plan: Plan) -> str:
-  request = plan.request
-  if plan.source.is_private:
-    dataset = plan.train.cache.info.dataset
-    total = format_rounded_up(plan.epsilon)
-    text = f"{dataset!r} is charged epsilon {total} in total"
-    if request.parent is not None:
-      text += f", with the cost of {request.parent}"
-  else:
-    text = f"the noise is that of a seed, {NOT_PRIVATE}"
-  if request.baseline:
-    text += f", and is shown without noise, {NOT_PRIVATE}"
-  if plan.source.is_private and plan.eval_rows is not None:
-    for charge_request in plan.eval_rows.charge_requests():
-      budget = plan.eval_rows.budget
-      assert budget is not None
-      text += (
-        f"; accuracies cost {charge_request.dataset!r}"
-        f" {format_rounded_up(budget.epsilon)}"
-      )
-  return text

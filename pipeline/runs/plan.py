@@ -66,7 +66,7 @@ class Plan:
     rows: the training rows as each kind of head reads them, validated.
     jobs: what is trained, and what is charged for each.
     mu_squared: μ² that each draw buys, all of its ε together, exactly.
-    epsilon: of all private heads of the run together, rounded up.
+    epsilon: of all that the run releases of the training data, rounded up.
     charge_requests: what the run costs, the training rows first.
     room: bytes of the disk that the run needs at most.
     notes: what a person is to know about rows that are shared or unusual.
@@ -141,6 +141,7 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
   row_notes = {head_rows.note for head_rows in rows.values()}
   notes += sorted(row_notes - {""})
 
+  requests = charge_requests(train, jobs, eval_rows)
   settings = _settings(request, source, options, parent, roles)
   digests = [role.cache.private_digest for role in roles]
   return Plan(
@@ -155,8 +156,10 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
     rows=rows,
     jobs=jobs,
     mu_squared=mu_squared,
-    epsilon=epsilon_of_run(request, mu_squared, parent),
-    charge_requests=charge_requests(train, jobs, eval_rows),
+    epsilon=epsilon_of_run(
+      train.cache.info.dataset, requests, parent, request.delta
+    ),
+    charge_requests=requests,
     room=disk_room(request, train.cache.info, jobs),
     notes=notes,
     identity={**settings, "private_digests": digests},
@@ -253,6 +256,11 @@ def _choose_options(
   start = None
   if request.start is not None:
     start = read_start(request.start, info)
+  if info.num_classes < 2:
+    raise InputError(
+      f"{train.cache.name} has one class, so there is nothing to tell apart:"
+      " give a cache of two or more."
+    )
   unlabeled_rows = None
   if unlabeled is not None:
     unlabeled_rows = _read_unlabeled_rows(unlabeled, info.feature_dim)

@@ -10,7 +10,14 @@ from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.pipeline.heads.head_folder import SavedHead
-from oneshot_dp.pipeline.ledger.entries import ChargeRequest, LedgerEntry
+from oneshot_dp.pipeline.ledger.entries import (
+  Cap,
+  ChargeRequest,
+  LedgerEntry,
+  cap_of,
+  describe_remaining,
+  spent,
+)
 from oneshot_dp.pipeline.requests import TrainRequest
 from oneshot_dp.pipeline.runs.cache_roles import CacheRole
 from oneshot_dp.pipeline.runs.evaluation import EvalRows
@@ -85,14 +92,89 @@ def charge_requests(
 
 
 def epsilon_of_run(
-  request: TrainRequest, mu_squared: Fraction, parent: SavedHead | None
+  dataset: str,
+  requests: Sequence[ChargeRequest],
+  parent: SavedHead | None,
+  delta: float,
 ) -> float:
-  """Computes ε of all private heads of the run, and of the one before them."""
-  num_draws = len(request.heads) * request.num_draws
-  total = Fraction(spent_mu_squared(parent)) + num_draws * mu_squared
-  return accounting.epsilon_of(
-    accounting.sum_mu_squared([total]), request.delta
-  )
+  """Computes ε of everything that the run releases of the training data.
+
+  These are all private heads, the head that they continue from, and noisy
+  accuracies where the test rows belong to the same data set.
+  """
+  total = Fraction(spent_mu_squared(parent))
+  for request in requests:
+    if request.dataset == dataset:
+      total += spent(request.charges)
+  return accounting.epsilon_of(accounting.sum_mu_squared([total]), delta)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatasetCost:
+  """What a run costs one data set, and what is spent on it with that.
+
+  Attributes:
+    dataset: the data set.
+    epsilon: of all charges of the run together, rounded up.
+    total_epsilon: of all charges of the ledger and of the run, rounded up.
+    delta: at which both are stated.
+    cap: the cap of the data set, if it has one.
+    remaining: what the cap leaves after the run, in words; "" without a cap.
+    fits: whether the run fits under the cap.
+  """
+
+  dataset: str
+  epsilon: float
+  total_epsilon: float
+  delta: float
+  cap: Cap | None
+  remaining: str
+  fits: bool
+
+
+def costs_of(
+  requests: Sequence[ChargeRequest],
+  entries: Sequence[LedgerEntry],
+  charge_ids: Sequence[str],
+  delta: float,
+) -> list[DatasetCost]:
+  """States what a run costs each data set: the one place that says so.
+
+  Args:
+    requests: what the run is charged.
+    entries: charges and caps of the ledger, before or after that.
+    charge_ids: those of the run that are among them; they count once.
+    delta: at which ε is stated.
+  """
+  costs = []
+  for dataset in dict.fromkeys(request.dataset for request in requests):
+    own = Fraction(0)
+    for request in requests:
+      if request.dataset == dataset:
+        own += spent(request.charges)
+    of_dataset = [entry for entry in entries if entry.dataset == dataset]
+    others = spent(
+      [entry for entry in of_dataset if entry.id not in charge_ids]
+    )
+    cap = cap_of(of_dataset)
+    total = others + own
+    remaining = ""
+    if cap is not None:
+      remaining = describe_remaining(cap, total)
+    costs.append(
+      DatasetCost(
+        dataset=dataset,
+        epsilon=accounting.epsilon_of(accounting.sum_mu_squared([own]), delta),
+        total_epsilon=accounting.epsilon_of(
+          accounting.sum_mu_squared([total]), delta
+        ),
+        delta=delta,
+        cap=cap,
+        remaining=remaining,
+        fits=cap is None or total <= cap.mu_squared,
+      )
+    )
+  return costs
 
 
 def spent_mu_squared(parent: SavedHead | None) -> float:

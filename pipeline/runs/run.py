@@ -19,7 +19,14 @@ from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.ledger.delivery import Delivery
 from oneshot_dp.pipeline.requests import TrainRequest
 from oneshot_dp.pipeline.runs.evaluation import EvalRows, Scores
-from oneshot_dp.pipeline.runs.messages import summary_of, warnings_of
+from oneshot_dp.pipeline.runs.finished import is_finished
+from oneshot_dp.pipeline.runs.messages import (
+  costs_with_ledger,
+  dry_run_lines,
+  noise_multiplier_of,
+  summary_of,
+  warnings_of,
+)
 from oneshot_dp.pipeline.runs.plan import Plan, build_plan
 from oneshot_dp.pipeline.runs.training import WrittenHead, train_heads
 
@@ -44,6 +51,11 @@ def run_request(request: TrainRequest) -> Answer:
   with Hosts.join(request.hosts) as hosts:
     plan = hosts.raise_together(lambda: build_plan(request, hosts))
     hosts.agree("request or cache", repr(plan.identity))
+    if hosts.count == 1 and is_finished(plan):
+      text = f"{request.out} is finished already: nothing to do"
+      return Answer(text=text, facts={"out": request.out})
+    if request.dry_run:
+      return _dry_run(plan, hosts)
     delivery = Delivery(
       request.out,
       plan.ledger,
@@ -62,14 +74,13 @@ def _run_on_first_host(plan: Plan, hosts: Hosts, delivery: Delivery) -> Answer:
   """Charges, trains, writes and shows; the other hosts add their rows."""
 
   def open_delivery() -> np.ndarray:
-    if plan.eval_rows is not None:
-      # Matplotlib takes most of a second to import.
-      from oneshot_dp.pipeline.runs.sweep_files import rehearse_sweep_files
-
-      rehearse_sweep_files(plan, plan.eval_rows)
+    # What can fail, or make a person stop it, comes before the charge.
+    _rehearse(plan)
+    for warning in warnings_of(plan):
+      print(warning, file=sys.stderr)
     delivery.open()
-    for line in [*warnings_of(plan), summary_of(plan)]:
-      print(line, file=sys.stderr)
+    if not delivery.already_done:
+      print(summary_of(plan, delivery.charge_ids), file=sys.stderr)
     return np.array([int(delivery.already_done)])
 
   hosts.from_first(open_delivery)
@@ -88,6 +99,37 @@ def _run_on_first_host(plan: Plan, hosts: Hosts, delivery: Delivery) -> Answer:
     answer = write_sweep_files(plan, delivery.folder, written, scores)
   delivery.commit()
   return answer
+
+
+def _rehearse(plan: Plan) -> None:
+  """Makes all that a sweep shows of placeholders; a head alone shows nothing.
+
+  InputError: something of the run cannot be shown.
+  """
+  if plan.eval_rows is not None:
+    # Matplotlib takes most of a second to import.
+    from oneshot_dp.pipeline.runs.sweep_files import rehearse_sweep_files
+
+    rehearse_sweep_files(plan, plan.eval_rows)
+
+
+def _dry_run(plan: Plan, hosts: Hosts) -> Answer:
+  """Says what a run would cost, once everything it shows could be made."""
+  if hosts.index > 0:
+    return Answer(text="", facts={"host": hosts.index})
+  _rehearse(plan)
+  costs = costs_with_ledger(plan)
+  warnings = warnings_of(plan)
+  return Answer(
+    text="\n".join([*warnings, *dry_run_lines(plan)]),
+    facts={
+      "dry_run": True,
+      "warnings": warnings,
+      "noise_multiplier": noise_multiplier_of(plan),
+      "private": plan.source.is_private,
+      "costs": costs,
+    },
+  )
 
 
 def _run_on_other_host(plan: Plan, hosts: Hosts) -> None:

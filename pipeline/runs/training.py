@@ -42,10 +42,7 @@ def train_heads(
   charges_of_jobs = charge_ids[: len(plan.jobs)]
   for job, charge_id in zip(plan.jobs, charges_of_jobs, strict=True):
     for trained in _train_job(plan, job):
-      path = ""
-      if plan.eval_rows is not None:
-        epsilon = math.inf if trained.epsilon is None else trained.epsilon
-        path = f"heads/{head_name(trained.name, epsilon, trained.draw)}"
+      path = path_of_head(plan, trained)
       receipt = None
       if folder is not None:
         receipt = write_head(
@@ -58,6 +55,14 @@ def train_heads(
         )
       written.append(WrittenHead(path=path, trained=trained, receipt=receipt))
   return written
+
+
+def path_of_head(plan: Plan, trained: TrainedHead) -> str:
+  """Returns the folder of a head within the run's; "" for a single head."""
+  if plan.eval_rows is None:
+    return ""
+  epsilon = math.inf if trained.epsilon is None else trained.epsilon
+  return f"heads/{head_name(trained.name, epsilon, trained.draw)}"
 
 
 def _train_job(plan: Plan, job: Job) -> Iterable[TrainedHead]:

@@ -112,7 +112,7 @@ def test_one_package_is_whole_and_nothing_is_beside_it(source, installed):
   extras = found.metadata.get_all("Provides-Extra") or ()
   assert {*extras} == {"gcp", "lint", "sklearn", "test"}
   (command,) = found.entry_points
-  assert command.value == "oneshot_dp.pipeline.cli:main"
+  assert command.value == "oneshot_dp.__main__:main"
   license_text = found.read_text("licenses/LICENSE")
   assert license_text == (ROOT / "LICENSE").read_text()
 

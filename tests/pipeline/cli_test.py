@@ -1,6 +1,8 @@
 """What all commands share."""
 
+import importlib.metadata
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -10,7 +12,8 @@ import pytest
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.cli import COMMANDS, main, program
-from oneshot_dp.pipeline.commands import train
+from oneshot_dp.pipeline.cli.usage import read_flags
+from oneshot_dp.pipeline.commands import extract, train
 from tests.pipeline.command_line import fails, one_line, start, succeeds
 
 TRAIN = ["train", "--cache", "c", "--epsilon", "1"]
@@ -46,9 +49,80 @@ class TestWords:
       assert len(shown.splitlines()) <= 100
     assert not (heavy | {"pyarrow"}) & {*modules.split()}
 
+  @pytest.mark.parametrize("columns", ["1", "2", "3"])
+  def test_help_in_a_narrow_terminal_ends(self, columns):
+    said = run_python("-m", "oneshot_dp", "train", "--help", COLUMNS=columns)
+    assert "--epsilon" in said
+
+  @pytest.mark.parametrize("words", ["help train", "train -h", "--help train"])
+  def test_help_of_a_command_in_any_form_is_the_same(self, capsys, words):
+    expected = succeeds(capsys, "train", "--help")
+    assert succeeds(capsys, *words.split()) == expected
+
+  def test_version_is_that_of_the_package(self, capsys):
+    version = importlib.metadata.version("oneshot-dp")
+    assert succeeds(capsys, "--version")[0] == f"oneshot-dp {version}\n"
+
+  def test_completion_of_an_unknown_shell_is_one_line(self, capsys):
+    for option in ("--print-completion", "--tyro-print-completion"):
+      line = fails(capsys, option, "ksh")
+      assert line.startswith("--print-completion 'ksh' is not one of bash")
+      assert "powershell" in succeeds(capsys, option, "powershell")[0].lower()
+
   def test_completion_knows_commands_and_flags(self):
     said = run_python("-m", "oneshot_dp", "--print-completion", "bash")
     assert all(each in said for each in (*COMMANDS, "--eval-cache"))
+
+
+class TestWordsAreNeverDropped:
+  """What no flag takes is refused, or goes to Beam if Beam knows it."""
+
+  @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+      ("train --cache a --cache b", "--cache is given twice"),
+      ("train --cache=a --cache=b", "--cache is given twice"),
+      ("train --balanced --balanced", "--balanced is given twice"),
+      ("train --json --json", "--json is given twice"),
+      ("extract a --out b --out c", "--out is given twice"),
+      ("extract a -units o.csv --out c", "'-units' is not a flag of extract"),
+      ("extract a --unit o.csv --out c", "did you mean --units?"),
+      ("extract a --backbon b --out c", "did you mean --backbone?"),
+      ("train --eps 1", "did you mean --epsilon?"),
+      ("train a", "'a' is one argument too many for train"),
+      ("verify a b", "'b' is one argument too many for verify"),
+      ("evaluate a b --cache c", "'b' is one argument too many"),
+      ("extract a --out c --runner=x --runner=y", "--runner is given twice"),
+      ("extract a --out c --flink_maste=x", "not a flag of extract"),
+    ],
+  )
+  def test_a_word_too_many_is_one_line(self, capsys, line, said):
+    assert said in fails_unchanged(capsys, line)
+
+  def test_words_behind_flags_are_positional(self):
+    words = ["a.parquet", "--backbone", "glyph_vit", "--out", "c", "b.parquet"]
+    flags, _ = read_flags("extract", extract.Flags, words)
+    assert flags.source == ("a.parquet", "b.parquet")
+
+  def test_words_behind_two_dashes_are_positional(self):
+    words = ["--out", "c", "--", "--out", "-a"]
+    flags, _ = read_flags("extract", extract.Flags, words)
+    assert flags.source == ("--out", "-a")
+
+  def test_flags_of_beam_take_their_values_along(self):
+    words = "--flink_master h:1 a --out c --runner=FlinkRunner --streaming b"
+    flags, _ = read_flags("extract", extract.Flags, words.split())
+    assert flags.source == ("a", "b")
+    assert flags.beam_options == (
+      *("--flink_master", "h:1"),
+      *("--runner=FlinkRunner", "--streaming"),
+    )
+
+
+def fails_unchanged(capsys, line):
+  """The error of a line whose flags may be given twice."""
+  assert main(line.split()) == 2
+  return one_line(capsys.readouterr().err)
 
 
 @pytest.fixture
@@ -152,6 +226,28 @@ class TestProcess:
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert one_line(err).startswith("interrupted; what was charged")
+
+  @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+  def test_a_signal_to_stop_ends_as_ctrl_c_does(self, name):
+    first = _TRAIN_IS.replace("RUN", "in_c").replace(
+      "signal.SIGINT", f"signal.{name}"
+    )
+    process = start(TRAIN, first=first)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert one_line(err).startswith("interrupted; what was charged")
+
+  def test_a_signal_that_is_ignored_stays_ignored(self, acts, capsys):
+    def run(flags):
+      os.kill(os.getpid(), signal.SIGHUP)
+      return Answer(text="done", facts={})
+
+    acts(run)
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+      assert succeeds(capsys, *TRAIN)[0] == "done\n"
+    finally:
+      signal.signal(signal.SIGHUP, handler)
 
   def test_a_crash_leaves_no_rows_on_the_disk(self):
     process = start(TRAIN, first=_TRAIN_IS.replace("RUN", "at_a_crash"))

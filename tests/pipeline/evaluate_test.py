@@ -78,7 +78,8 @@ def test_private_labels_are_paid_for_and_noisy(capsys, head, hard, ledger_file):
   entries = Ledger(ledger_file).entries("tests")
   assert spent(entries) == 2 * Fraction(mu_squared_from_epsilon(2.0, 1e-5))
   out, _ = succeeds(capsys, *words)
-  assert "noisy counts, ±" in out
+  assert "noisy counts, charged epsilon 2" in out
+  assert "95 % interval" in out
   line = fails(capsys, "evaluate", head, "--cache", path)
   assert "600 of the 600 rows" in line
   assert "score them with --private-eval." in line

@@ -21,7 +21,7 @@ class TestGoingOn:
     succeeds(capsys, *place(f"TRAIN --epsilon 1 --head {head} --out a"))
     words = place(f"TRAIN --epsilon 8 --head {head} --from a --out b")
     _, err = succeeds(capsys, *words)
-    assert "is charged epsilon 8 in total" in err
+    assert "and 8 in total" in err
     off = spent(ledger.entries("clusters")) - mu2_of(8.0)
     assert abs(off) <= mu2_of(8.0) / 10**9
     first, later = read_head(Path("a")), read_head(Path("b"))

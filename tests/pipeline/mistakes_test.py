@@ -25,6 +25,7 @@ xyz -> there is no command xyz; see oneshot-dp --help.
 train a\x1b[31m -> 'a\\x1b[31m' has control characters: leave them out.
 train --epsilon 1 -> train needs --cache CACHE --delta DELTA --out DIR; see
 TRAIN --headd lamb -> '--headd' is not a flag of train: did you mean --head? See
+extract a --weight x --out o -> a flag of extract: did you mean --weights?
 train -cache train -> flags begin with two dashes: --cache.
 TRAIN --out -> --out: expected one argument; see oneshot-dp train --help.
 TRAIN --head svm -> --head 'svm' is not one of auto, lamb, adam, momentum.
@@ -76,8 +77,10 @@ SWEEP --epsilons 1 --eval-rows [:101%] -> within 0% and 100%
 SWEEP --epsilons 1 --head lamb --start good.npz -> for head 'auto', not for 'lam
 SWEEP --epsilons 1 --private-eval 30 -> --private-eval=30 is more than 20
 evaluate test --cache head -> test is not a head: it has no receipt.json; give a
+EVALUATE --ledger no -> --ledger no does not exist: name the ledger
+EVALUATE --out text.txt -> --out text.txt already exists: name a new file.
 EVALUATE --delta 1e-5 -> --delta and --noise-seed are for --private-eval only.
-EVALUATE --cache train -> 180 of the 180 rows of --cache
+EVALUATE --cache train -> head was trained on rows of --cache
 EVALUATE --cache other -> come from different backbones
 EVALUATE --cache names -> class 0 is 'class 0' and 'a'
 EVALUATE --private-eval 1 -> --private-eval needs --delta, too.
@@ -103,7 +106,8 @@ AUDIT --canaries 5 -> --canaries 5: give 100 to 20000.
 AUDIT --rows [:80%] -> --rows and --ledger go with --cache: give it, too.
 AUDIT --head lamb --balanced -> --balanced goes with --head auto: leave it out.
 AUDIT --cache train --canaries 1000000000 -> --canaries 1000000000: give 100 to
-AUDIT --cache one -> one has one class: give a cache of two or more.
+AUDIT --cache one -> one has one class, so there is nothing to tell apart: give
+TRAIN --cache one -> one has one class, so there is nothing to tell apart: give
 demo --out gs://bucket/d -> name a folder on a disk.
 demo --out head -> --out head holds other files: name a new folder.
 import empty.npz --out o -> is not a readable npz (write it again): File is not

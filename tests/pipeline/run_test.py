@@ -36,7 +36,7 @@ class TestTrain:
       f" {DIM} in 4 classes: 'clusters' is charged epsilon 8 in total, in "
     )
     out, _ = succeeds(capsys, *place(f"evaluate h --cache {eval_cache.path}"))
-    assert out.startswith("top-1 100.00 %")
+    assert out.startswith("top-1 100.00 % (95 % interval ")
 
   def test_a_seed_is_not_private(self, capsys, place, ledger, monkeypatch):
     words = place("TRAIN --epsilon 8 --head lamb --noise-seed 1 --out")

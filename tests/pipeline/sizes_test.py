@@ -57,7 +57,7 @@ def test_large_sizes_train(capsys, place, n, d, num_classes, head):
 )
 def test_the_least_and_the_same_train(capsys, place, n, d, value, head):
   rows = np.full((n, d), value, np.float32), np.arange(n) % 2
-  write_rows(Path("c"), *rows)
+  write_rows(Path("c"), *rows, num_classes=2)
   words = f"train --cache c --epsilon 1 --delta 1e-2 --out h --head {head}"
   succeeds(capsys, *place(words))
   assert np.isfinite(read_head(Path("h")).head.kernel).all()

@@ -1,0 +1,34 @@
+"""Whether a run was finished before, so that there is nothing left to do."""
+
+import json
+
+from oneshot_dp.pipeline.ledger.delivery import find_heads
+from oneshot_dp.pipeline.runs.plan import Plan
+
+
+def is_finished(plan: Plan) -> bool:
+  """Returns whether this very run was charged, and its results are in place.
+
+  The ledger must know all heads that are at the place of the results, and the
+  charges of these must be of a run with the same identity.
+  """
+  out = plan.request.out
+  if not out.is_dir():
+    return False
+  found = find_heads(out)
+  noted = plan.ledger.heads()
+  if not found or not found.items() <= noted.items():
+    return False
+  paid_by = {head.charge for head in found.values()}
+  wanted = json.loads(json.dumps(plan.identity))
+  charges = {}
+  for entry in plan.ledger.entries():
+    if entry.id in paid_by:
+      charges[entry.id] = entry
+  if charges.keys() != paid_by:
+    return False
+  for charge in charges.values():
+    for name, value in wanted.items():
+      if charge.identity.get(name) != value:
+        return False
+  return True

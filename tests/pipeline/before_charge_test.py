@@ -1,0 +1,208 @@
+"""What is tried, said and refused before a budget is spent."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oneshot_dp.linear_dp.accounting import epsilon_of, format_rounded_up
+from oneshot_dp.linear_dp.heads.registry import HEADS
+from oneshot_dp.pipeline.ledger.entries import spent
+from tests.pipeline.command_line import fails, succeeds
+from tests.pipeline.sample_heads import mu2_of
+from tests.sample_caches import DIM, clusters, write_clusters, write_rows
+
+DELTA = 1e-5
+
+
+class TestRehearsal:
+  """Everything that is made after the charge is made once before it."""
+
+  @pytest.mark.parametrize(
+    "flags",
+    [
+      "",
+      "--num-draws 3 --baseline",
+      "--private-eval 2",
+      "--noise-seed 1 --baseline",
+    ],
+  )
+  def test_a_sweep_of_all_heads_is_shown(self, capsys, place, ledger, flags):
+    """Also a head that was added since: all of `HEADS` are plotted."""
+    write_clusters(Path("t"), (20,) * 4, seed=4, dataset="tests")
+    words = f"SWEEP --eval-cache t --epsilons 1 8 --head {' '.join(HEADS)}"
+    succeeds(capsys, *place(f"{words} {flags} --dry-run --out s"))
+    assert not ledger.path.exists()
+
+  def test_the_rehearsed_run_is_the_one_that_is_made(
+    self, capsys, place, ledger
+  ):
+    words = f"SWEEP --epsilons 1 8 --head {' '.join(HEADS)} --out s"
+    succeeds(capsys, *place(words))
+    heads = json.loads(Path("s/results.json").read_text())["heads"]
+    assert {head["head"] for head in heads} == set(HEADS)
+    assert len(ledger.entries()) == len(HEADS)
+
+  @pytest.mark.parametrize(
+    "broken",
+    [
+      "oneshot_dp.pipeline.report.rehearsal.pictures_of",
+      "oneshot_dp.pipeline.report.rehearsal.render_page",
+      "oneshot_dp.pipeline.report.rehearsal.table",
+    ],
+  )
+  def test_what_cannot_be_made_is_found_before_the_charge(
+    self, capsys, place, ledger, monkeypatch, broken
+  ):
+    def fail(*arguments, **options):
+      raise ZeroDivisionError
+
+    monkeypatch.setattr(broken, fail)
+    words = place("SWEEP --epsilons 1 --head lamb --out s")
+    with pytest.raises(ZeroDivisionError):
+      succeeds(capsys, *words)
+    assert not ledger.path.exists()
+
+
+class TestWarnings:
+  def test_too_few_rows_are_said_before_the_charge(
+    self, capsys, place, ledger, monkeypatch
+  ):
+    write_few_rows(Path("few"))
+    charge = type(ledger).charge
+
+    def charge_after_warning(self, *arguments, **options):
+      assert "warning: about 3 rows of each class" in capsys.readouterr().err
+      return charge(self, *arguments, **options)
+
+    monkeypatch.setattr(type(ledger), "charge", charge_after_warning)
+    words = "TRAIN --cache few --epsilon 1 --head lamb --out h"
+    succeeds(capsys, *place(words))
+    assert ledger.path.exists()
+
+  def test_one_class_is_refused_and_not_charged(self, capsys, place, ledger):
+    write_clusters(Path("one"), (50,))
+    line = fails(capsys, *place("TRAIN --cache one --epsilon 1 --out h"))
+    assert "has one class" in line
+    assert not ledger.path.exists()
+
+  def test_names_that_differ_by_capitals_are_named(self, capsys, place):
+    write_clusters(Path("c"), class_names=("Cats", "cats", "dogs", "rats"))
+    words = place("TRAIN --cache c --epsilon 1 --dry-run --out h")
+    out, _ = succeeds(capsys, *words)
+    assert "warning: 'Cats' and 'cats' are two classes" in out
+
+
+class TestDryRun:
+  def test_it_states_the_cost_and_changes_nothing(
+    self, capsys, place, ledger, train_cache
+  ):
+    cap = f"budget --cache {train_cache.path} --max-epsilon 3 --max-delta 1e-5"
+    succeeds(capsys, *cap.split())
+    before = ledger.path.read_bytes()
+    words = place("TRAIN --epsilon 2 --dry-run --out h")
+    out, _ = succeeds(capsys, *words)
+    assert (
+      "'clusters' would be charged epsilon 2 in total; cap: epsilon 3" in out
+    )
+    assert "noise multiplier 1." in out
+    facts = json.loads(succeeds(capsys, *words, "--json")[0])
+    assert facts["costs"][0]["dataset"] == "clusters"
+    assert ledger.path.read_bytes() == before
+    assert not Path("h").exists()
+
+  def test_a_run_over_the_cap_is_said_to_be_refused(
+    self, capsys, place, train_cache
+  ):
+    cap = f"budget --cache {train_cache.path} --max-epsilon 1 --max-delta 1e-5"
+    succeeds(capsys, *cap.split())
+    out, _ = succeeds(capsys, *place("TRAIN --epsilon 2 --dry-run --out h"))
+    assert "the run would be refused" in out
+    fails(capsys, *place("TRAIN --epsilon 2 --out h"))
+
+
+class TestCost:
+  """`in total` is everything that the data set was charged."""
+
+  def test_earlier_charges_count(self, capsys, place, ledger):
+    succeeds(capsys, *place("TRAIN --epsilon 1 --head lamb --out a"))
+    _, err = succeeds(capsys, *place("TRAIN --epsilon 1 --head lamb --out b"))
+    total = format_rounded_up(epsilon_of(float(2 * mu2_of(1.0)), DELTA))
+    assert f"is charged epsilon 1 now, and {total} in total" in err
+
+  def test_accuracies_on_the_same_data_set_count(self, capsys, place, ledger):
+    write_clusters(Path("t"), (40,) * 4, seed=4, split="test")
+    words = "SWEEP --eval-cache t --epsilons 1 --private-eval 1 --head lamb"
+    out, err = succeeds(capsys, *place(f"{words} --out s"))
+    mu_squared = spent(ledger.entries("clusters"))
+    assert mu_squared == mu2_of(1.0) + mu2_of(1.0)
+    total = format_rounded_up(epsilon_of(float(mu_squared), DELTA))
+    assert f"'clusters' is charged epsilon {total} in total" in err
+    assert f"epsilon = {total} at delta" in out
+    results = json.loads(Path("s/results.json").read_text())
+    assert Fraction(results["epsilon"]) > 1
+
+
+class TestTypedAgain:
+  def test_a_finished_run_has_nothing_to_do(self, capsys, place, ledger):
+    words = place("TRAIN --epsilon 1 --head lamb --out h")
+    succeeds(capsys, *words)
+    before = ledger.path.read_bytes()
+    out, _ = succeeds(capsys, *words)
+    assert out == "h is finished already: nothing to do\n"
+    assert ledger.path.read_bytes() == before
+
+  def test_another_run_into_its_place_is_refused(self, capsys, place):
+    words = place("TRAIN --epsilon 1 --head lamb --out h")
+    succeeds(capsys, *words)
+    line = fails(capsys, *words, "--epsilon", "2")
+    assert "h already exists" in line
+
+
+def test_scores_that_were_paid_for_are_kept_where_nobody_reads(
+  capsys, place, ledger
+):
+  write_clusters(Path("t"), (40,) * 4, seed=4, dataset="tests")
+  succeeds(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
+  words = "evaluate h --cache t --private-eval 2 --delta 1e-5 --out a.json"
+  printed, _ = succeeds(capsys, *place(f"{words} --json"))
+  assert json.loads(Path("a.json").read_text()) == json.loads(printed)
+  assert Path("a.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_rows_that_a_head_was_trained_on_are_refused_without_its_ledger(
+  capsys, place, train_cache
+):
+  succeeds(
+    capsys, *place("TRAIN --rows [:80%] --epsilon 8 --head lamb --out h")
+  )
+  words = ["evaluate", "h", "--cache", train_cache.path]
+  Path("state/ledger.sqlite").unlink()
+  assert "h was trained on rows of" in fails(capsys, *words)
+  assert "h was trained on rows of" in fails(capsys, *words, "--rows", "[70%:]")
+  succeeds(capsys, *words, "--rows", "[80%:]")
+
+
+def test_a_class_without_test_rows_is_named(capsys, place):
+  succeeds(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
+  x, y = clusters((20,) * 4, seed=1)
+  write_rows(Path("t"), x[y < 3], y[y < 3], num_classes=4, split="test")
+  out, _ = succeeds(capsys, "evaluate", "h", "--cache", "t")
+  assert "no test rows: class 3" in out
+  assert "top-5" not in out
+
+
+def write_few_rows(folder):
+  """Three rows of each of ten classes."""
+  rows = np.random.default_rng(0).standard_normal((30, DIM)).astype("f4")
+  write_rows(folder, rows, np.arange(30) % 10, dataset="few")
+
+
+def test_a_rehearsal_reads_no_private_row(place, capsys, monkeypatch):
+  """It is made of public facts: no head is trained for it."""
+  monkeypatch.setattr(
+    "oneshot_dp.pipeline.runs.training.train", lambda *_, **__: 1 / 0
+  )
+  succeeds(capsys, *place("TRAIN --epsilon 1 --dry-run --out h"))
