@@ -89,13 +89,29 @@ def _run_on_first_host(plan: Plan, hosts: Hosts, delivery: Delivery) -> Answer:
     delivery.commit()
     return Answer(text=f"{plan.request.out} is finished", facts={})
   written = train_heads(plan, delivery.charge_ids, delivery.folder)
-  if plan.eval_rows is None:
+  scores = None
+  if plan.eval_rows is not None:
+    scores = _score(plan.eval_rows, written)
+  # The other hosts wait here, however long tables and pictures take, and hear
+  # of what fails.
+  return hosts.raise_together(
+    lambda: _write_and_show(plan, delivery, written, scores)
+  )
+
+
+def _write_and_show(
+  plan: Plan,
+  delivery: Delivery,
+  written: Sequence[WrittenHead],
+  scores: Scores | None,
+) -> Answer:
+  """Writes what is beside the heads, notes the heads, and shows all of it."""
+  if scores is None:
     (only_head,) = written
     answer = _answer_of_train(plan, only_head)
   else:
     from oneshot_dp.pipeline.runs.sweep_files import write_sweep_files
 
-    scores = _score(plan, plan.eval_rows, written)
     answer = write_sweep_files(plan, delivery.folder, written, scores)
   delivery.commit()
   return answer
@@ -140,12 +156,11 @@ def _run_on_other_host(plan: Plan, hosts: Hosts) -> None:
   # The first host alone was charged, so here no charge has an id.
   written = train_heads(plan, [""] * len(plan.jobs), None)
   if plan.eval_rows is not None and plan.eval_rows.budget is not None:
-    _score(plan, plan.eval_rows, written)
+    _score(plan.eval_rows, written)
+  hosts.raise_together(lambda: None)
 
 
-def _score(
-  plan: Plan, eval_rows: EvalRows, written: Sequence[WrittenHead]
-) -> Scores:
+def _score(eval_rows: EvalRows, written: Sequence[WrittenHead]) -> Scores:
   return eval_rows.score([each.trained.head for each in written])
 
 
