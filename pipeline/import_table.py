@@ -267,7 +267,11 @@ def _labels(
   if not is_text:
     values = _integers(file.path, "label", values)
   numbers = label_numbers(
-    values.tolist(), names, columns.label, lambda row: f"{file.path}[{row}]"
+    values.tolist(),
+    names,
+    columns.label,
+    lambda row: f"{file.path}[{row}]",
+    are_indices=file.are_indices(columns.label),
   )
   return np.array(numbers, np.int64)
 

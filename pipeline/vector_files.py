@@ -67,6 +67,17 @@ class VectorFile(Protocol):
     """
     ...
 
+  def are_indices(self, label: str) -> bool:
+    """Returns whether integer labels count the classes from 0.
+
+    A ClassLabel of `datasets` says so, whatever its names are; elsewhere the
+    label 1 among the classes 1, 2 and 3 is the class of that name.
+
+    Args:
+      label: the column of the labels.
+    """
+    ...
+
 
 def open_vector_file(file: File) -> VectorFile:
   """Opens an npz or a Parquet file.
@@ -194,6 +205,9 @@ class NpzVectors:
       raise InputError(f"{self.path}: class_names must be strings [K].")
     return tuple(names.tolist())
 
+  def are_indices(self, label: str) -> bool:
+    return False
+
 
 def _read_header(stream: Any) -> _Header:
   """Reads the header of an .npy, which is a literal and no pickle."""
@@ -270,6 +284,9 @@ class ParquetVectors:
 
   def class_names(self, label: str) -> tuple[str, ...]:
     return self._class_labels.get(label, ())
+
+  def are_indices(self, label: str) -> bool:
+    return bool(self._class_labels.get(label))
 
 
 def _open_parquet(content: BinaryIO) -> Any:

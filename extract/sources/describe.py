@@ -209,13 +209,20 @@ def _describe_tables(
     except (InputError, RunError) as error:
       report.faults.append(str(error))
   if parts:
-    for split in splits:
-      asked = dataclasses.replace(config, split=split)
-      try:
-        _count_labels(open_source(asked), report)
-      except (InputError, RunError) as error:
-        _add_error(error, report)
+    _describe_splits(config, splits, report)
   return parts
+
+
+def _describe_splits(
+  config: SourceConfig, splits: Sequence[str | None], report: ImagesReport
+) -> None:
+  """Adds the classes and owners of each split of tables."""
+  for split in splits:
+    asked = dataclasses.replace(config, split=split)
+    try:
+      _count_labels(open_source(asked), report)
+    except (InputError, RunError) as error:
+      _add_error(error, report)
 
 
 def _add_error(error: Exception, report: ImagesReport) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -39,6 +39,18 @@ class FileRows:
   units: Sequence[Any] = ()
 
 
+class ListRows(Protocol):
+  """Lists the rows of a file of one format.
+
+  `labeled` is whether labels are wanted. InputError: the file is damaged, or
+  does not hold what the config asks for.
+  """
+
+  def __call__(
+    self, config: SourceConfig, file: File, *, labeled: bool
+  ) -> FileRows: ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Format:
   """How the files of one kind are read; a row of `formats.FORMATS`.
@@ -47,9 +59,7 @@ class Format:
     name: of the format, for messages.
     suffixes: in lower case, what the names of such files end in.
     is_table: whether a file holds many images, with their labels.
-    list_rows: what a file holds. Its arguments are the config, the file, and
-      whether labels are wanted. InputError: the file is damaged, or does not
-      hold what the config asks for.
+    list_rows: what a file holds; see `ListRows`.
     read_image: one image, undecoded. Its arguments are the file, and of
       `FileRows` the column and the two numbers of the image's location.
       InputError, RunError: it cannot be read any more.
@@ -62,7 +72,7 @@ class Format:
   name: str
   suffixes: tuple[str, ...]
   is_table: bool = True
-  list_rows: Callable[[SourceConfig, File, bool], FileRows]
+  list_rows: ListRows
   read_image: Callable[[File, str, int, int], ImageData]
   list_splits: Callable[[File], list[str]] = lambda file: []
   any_split: bool = False

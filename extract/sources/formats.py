@@ -17,7 +17,7 @@ from oneshot_dp.extract.sources.file_format import FileRows, Format
 from oneshot_dp.extract.sources.listed_files import File, format_names
 
 
-def _image_rows(config: SourceConfig, file: File, labeled: bool) -> FileRows:
+def _image_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   """An image file is one row; only the folder that it is in has its label."""
   if labeled:
     raise InputError(f"{file.path!r} is an image, and has no label.")

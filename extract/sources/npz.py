@@ -43,7 +43,7 @@ def read_row(file: File, name: str, row: int, _: int = 0) -> np.ndarray:
   return _arrays.get((file, name), read)[row]
 
 
-def npz_rows(config: SourceConfig, file: File, labeled: bool) -> FileRows:
+def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   """The images of an npz; InputError: an array is not as it should be."""
   label_key = config.label or "label"
   labels: list[Any] = []

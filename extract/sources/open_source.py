@@ -135,7 +135,7 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
     def where(row: int, path: str = file.path) -> str:
       return f"{path}[{row}]"
 
-    rows = format_of(file.path).list_rows(config, file, True)
+    rows = format_of(file.path).list_rows(config, file, labeled=True)
     file_names = class_names(rows.class_names, config, file.path)
     if all_rows and file_names != names:
       raise InputError(
@@ -226,7 +226,7 @@ def images_of(files: Sequence[File], image: str | None = None) -> Source:
   config = SourceConfig(location=(".",), image=image)
   all_rows: list[FileRows] = []
   for file in files:
-    all_rows.append(format_of(file.path).list_rows(config, file, False))
+    all_rows.append(format_of(file.path).list_rows(config, file, labeled=False))
   locations = _locations(all_rows)
   return Source(
     name=_UNLABELED,
@@ -263,7 +263,8 @@ def deserialize_source(listing: bytes) -> Source:
     return np.frombuffer(base64.b64decode(data), dtype).reshape(shape)
 
   fields = json.loads(listing)
-  kind = Source
-  if fields.pop("kind") != Source.__name__:
-    from oneshot_dp.extract.sources.tfds import Tfds as kind
-  return msgspec.convert(fields, kind, dec_hook=decode_array)
+  if fields.pop("kind") == Source.__name__:
+    return msgspec.convert(fields, Source, dec_hook=decode_array)
+  from oneshot_dp.extract.sources.tfds import Tfds
+
+  return msgspec.convert(fields, Tfds, dec_hook=decode_array)

@@ -159,7 +159,9 @@ def read_cell(file: File, column: str, group: int, row: int) -> bytes:
     ) from error
 
 
-def parquet_rows(config: SourceConfig, file: File, labeled: bool) -> FileRows:
+def parquet_rows(
+  config: SourceConfig, file: File, *, labeled: bool
+) -> FileRows:
   """The rows of a Parquet file; InputError: it has no such columns."""
   label_column = ""
   class_names: tuple[str, ...] = ()
@@ -167,6 +169,7 @@ def parquet_rows(config: SourceConfig, file: File, labeled: bool) -> FileRows:
   units: list[Any] = []
   with listed_files.opened(file, _PARQUET) as content:
     schema = parquet.ParquetFile(content).schema_arrow
+    locations = _locations(content, file.path)
     images = [field.name for field in schema if _is_image(field.type)]
     image = resolve_choice(file.path, "--image", config.image, images)
     if labeled:
@@ -178,7 +181,6 @@ def parquet_rows(config: SourceConfig, file: File, labeled: bool) -> FileRows:
       columns = [name for name in schema.names if name not in images]
       _check_column(schema, columns, "--units", config.units, file.path)
       units = read_values(content, file.path, config.units)
-    locations = _locations(content, file.path)
   return FileRows(
     column=image,
     locations=locations,

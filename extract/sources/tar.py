@@ -45,7 +45,7 @@ class Member(NamedTuple):
 _Sample = dict[str, Member]
 
 
-def tar_rows(config: SourceConfig, file: File, labeled: bool) -> FileRows:
+def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   """The samples of a tar; InputError: it is damaged, or a sample is."""
   labels: list[Any] = []
   units: list[Any] = []

@@ -361,3 +361,21 @@ def test_a_column_that_a_flag_names_in_vain_is_one_line(tmp_path, capsys):
 
   assert "has no column species" in message
   assert not (tmp_path / "c").exists()
+
+
+def test_integer_labels_among_decimal_class_names_are_those_names(tmp_path):
+  """The label 1 is the class "1", and not the second of them."""
+  embedding, _ = vectors()
+  label = np.arange(300) % 2 + 1
+  file = parquet(tmp_path / "a.parquet", embedding.tolist(), label)
+  import_table(file, tmp_path / "c", class_names=["1", "2", "3"])
+  np.testing.assert_array_equal(rows_of(tmp_path / "c")["label"], label - 1)
+
+
+def test_integers_of_a_class_label_are_indices_whatever_its_names(
+  tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  write_parquet_split(tmp_path, "a.parquet", [1, 2, 1], ["1", "2", "3"])
+  import_table(Path("a.parquet"), Path("c"))
+  np.testing.assert_array_equal(rows_of(tmp_path / "c")["label"], [1, 2, 1])

@@ -113,7 +113,11 @@ def write_dictionary_bomb(path) -> None:
   images = pa.DictionaryArray.from_arrays(pa.array([0] * 1000), cell)
   table = pa.table({"image": images, "label": [0] * 1000})
   pyarrow.parquet.write_table(
-    table, path, compression="zstd", dictionary_pagesize_limit=GIB
+    table,
+    path,
+    compression="zstd",
+    dictionary_pagesize_limit=GIB,
+    store_schema=False,  # else Arrow keeps the dictionary by itself
   )
 
 
@@ -166,7 +170,7 @@ def write_footer(path, rows: int) -> None:
 def test_a_parquet_footer_that_claims_too_many_rows_is_refused(tmp_path, rows):
   write_footer(tmp_path / "x.parquet", rows)
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  with refused("x.parquet"):
+  with refused(r"x.parquet' states [\d,]+ rows, and a file may have"):
     open_dataset(tmp_path / "x.parquet", num_classes=1)
   after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   assert (after - before) * 1024 < MOST_BYTES
