@@ -117,6 +117,8 @@ def test_a_number_that_python_reads_otherwise_is_one_line(run, digits):
     ("epsilon", float("inf")),
     ("epsilon", -1.0),
     ("epsilon", "all"),
+    ("delta", float("inf")),
+    ("num_examples", float("nan")),
     ("test_counts", [1, 2, 1e308]),
     ("test_counts", [1, 2]),
     ("test_counts", [1, 2, -3]),
