@@ -7,7 +7,7 @@ private rows, and computes weights from them.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Float64
@@ -51,7 +51,7 @@ class HeadState:
     }
 
   @classmethod
-  def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self | None:
+  def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "HeadState | None":
     """Reads the state out of all arrays that are kept with a head.
 
     Rows were centered if the mean was released. Heads that were saved before
