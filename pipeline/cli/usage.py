@@ -9,7 +9,7 @@ the command is refused, or goes to Beam if Beam knows it.
 import argparse
 import dataclasses
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from oneshot_dp.configs.errors import InputError
@@ -150,6 +150,15 @@ def read_flags(
       f"{others[0][:80]!a} is one argument too many for {name}; see {PROGRAM}"
       f" {name} --help."
     )
+  _check_required(name, arguments, values)
+  if beam_options:
+    values["beam_options"] = beam_options
+  return flags_type(**values), as_json
+
+
+def _check_required(
+  name: str, arguments: Sequence[_Argument], values: Mapping[str, Any]
+) -> None:
   missing = [
     argument.usage
     for argument in arguments
@@ -159,9 +168,6 @@ def read_flags(
     raise InputError(
       f"{name} needs {' '.join(missing)}; see {PROGRAM} {name} --help."
     )
-  if beam_options:
-    values["beam_options"] = beam_options
-  return flags_type(**values), as_json
 
 
 def command_help(name: str, flags_type: type[CommandFlags]) -> str:

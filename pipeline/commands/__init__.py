@@ -53,6 +53,10 @@ class Flag:
     """Declares a field that may be left out."""
     return dataclasses.field(default=value, metadata={FLAG: self})
 
+  def off(self) -> Any:
+    """Declares a switch, which is off unless it is given."""
+    return dataclasses.field(default=False, metadata={FLAG: self})
+
 
 class CommandFlags:
   """What the command line asks of the flags of every command.
@@ -168,11 +172,11 @@ class TrainingFlags(CommandFlags):
     " from the names, and 2 % of the budget decides which one is kept; their"
     " labels are not read (default: no public rows).",
   ).default(None)
-  balanced: bool = BALANCED.default(False)
+  balanced: bool = BALANCED.off()
   ledger: Path | None = LEDGER.default(None)
-  weak_privacy: bool = WEAK_PRIVACY.default(False)
+  weak_privacy: bool = WEAK_PRIVACY.off()
   noise_seed: int | None = NOISE_SEED.default(None)
-  dry_run: bool = DRY_RUN.default(False)
+  dry_run: bool = DRY_RUN.off()
   hosts: str | None = Flag(
     form="auto|INDEX/COUNT@HOST:PORT",
     help="Train on several hosts, each started with this flag and its own"

@@ -53,7 +53,7 @@ class Flags(CommandFlags):
   ).required()
   delta: float = DELTA.required()
   head: HeadName = HEAD_KIND.default("auto")
-  balanced: bool = BALANCED.default(False)
+  balanced: bool = BALANCED.off()
   cache: Path | None = Flag(
     parse=Path,
     form="CACHE",
@@ -69,7 +69,7 @@ class Flags(CommandFlags):
     f" {_CANARIES_WITHOUT_CACHE}, or as many as a cache's budget can tell"
     " apart).",
   ).default(None)
-  weak_privacy: bool = WEAK_PRIVACY.default(False)
+  weak_privacy: bool = WEAK_PRIVACY.off()
 
   def request(self) -> AuditRequest:
     """Returns what is asked of the audit."""

@@ -55,9 +55,9 @@ class Flags(CommandFlags):
     help="Delta of the noisy accuracies; needed with --private-eval, and of no"
     " use without (default: none).",
   ).default(None)
-  allow_duplicates: bool = ALLOW_DUPLICATES.default(False)
+  allow_duplicates: bool = ALLOW_DUPLICATES.off()
   ledger: Path | None = LEDGER.default(None)
-  weak_privacy: bool = WEAK_PRIVACY.default(False)
+  weak_privacy: bool = WEAK_PRIVACY.off()
   noise_seed: int | None = NOISE_SEED.default(None)
   out: Path | None = Flag(
     parse=Path,

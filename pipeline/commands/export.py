@@ -39,7 +39,7 @@ class Flags(CommandFlags):
   backbone: str | None = BACKBONE_FILE.default(None)
   registry: bool = Flag(
     help="Also write a draft for the Differential Privacy Deployments Registry."
-  ).default(False)
+  ).off()
   ledger: Path | None = LEDGER.default(None)
 
 

@@ -51,7 +51,7 @@ class Flags(CommandFlags):
   ).required()
   overwrite: bool = Flag(
     help="Replace the table if it exists already (default: refuse)."
-  ).default(False)
+  ).off()
   top_k: int = Flag(
     parse=int, form="K", help="How many classes to list, the best first."
   ).default(1)

@@ -59,9 +59,9 @@ class Flags(TrainingFlags):
   ).default(1)
   baseline: bool = Flag(
     help="Also train each kind of head without noise: NOT PRIVATE.",
-  ).default(False)
+  ).off()
   private_eval: float | None = PRIVATE_EVAL.default(None)
-  allow_duplicates: bool = ALLOW_DUPLICATES.default(False)
+  allow_duplicates: bool = ALLOW_DUPLICATES.off()
 
   def request(self) -> TrainRequest:
     """Returns what is asked of the runner."""
