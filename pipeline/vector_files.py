@@ -11,7 +11,7 @@ import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -38,6 +38,7 @@ _NPZ = "npz (write it again)"
 _PARQUET = "Parquet file (write it again)"
 
 
+@runtime_checkable
 class VectorFile(Protocol):
   """A file with columns of numbers, strings and vectors.
 

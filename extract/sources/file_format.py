@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -39,6 +39,7 @@ class FileRows:
   units: Sequence[Any] = ()
 
 
+@runtime_checkable
 class ListRows(Protocol):
   """Lists the rows of a file of one format.
 

@@ -7,7 +7,7 @@ private rows, and computes weights from them.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64
@@ -101,6 +101,7 @@ class HeadResult(NamedTuple):
   state: HeadState | None = None
 
 
+@runtime_checkable
 class HeadFn(Protocol):
   """Makes the weights of a head from noisy sums of private rows."""
 
@@ -143,6 +144,7 @@ def no_extra_memory(
   return 0
 
 
+@runtime_checkable
 class ExtraMemory(Protocol):
   """Computes the bytes that a head holds beside what all heads hold."""
 
@@ -157,6 +159,7 @@ def no_extra_disk(*, feature_dim: int) -> int:
   return 0
 
 
+@runtime_checkable
 class ExtraDisk(Protocol):
   """Computes the bytes that a head saves beside what all heads save."""
 
