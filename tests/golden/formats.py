@@ -122,8 +122,8 @@ def results() -> dict[str, Any]:
     table = f"{name}.csv"
     said[f"predict {head}"] = json_of(f"predict {head} test --out {table}")
     rows = pathlib.Path(table).read_text().splitlines()
-    # The last column is a logit, which may differ in its last digit.
-    said[f"table of {head}"] = [row.rsplit(",", 1)[0] for row in rows]
+    # A logit may differ in its last digit; the note behind it is empty here.
+    said[f"table of {head}"] = [row.rsplit(",", 2)[0] for row in rows]
     said[f"train {larger}"] = json_of(
       f"train --cache {cache} --from {head} --epsilon {epsilon}"
       f" --delta {DELTA} {flags} {ledger} --out {larger}"
