@@ -96,7 +96,7 @@ def epsilon_from_guesses(right: int, total: int, delta: float) -> float:
   >>> epsilon_from_guesses(500, 1000, 1e-5)
   0.0
   >>> round(epsilon_from_guesses(800, 1000, 1e-5), 2)
-  7.15
+  7.07
   """
   test = stats.binomtest(right, total, alternative="greater")
   probability = test.proportion_ci(1 - ERROR, method="exact").low

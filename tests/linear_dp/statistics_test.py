@@ -44,6 +44,12 @@ def lefts_of(name, z, label, w):
     case "moment" | "moment of a map":
       weighed = z * w[:, None]
       return np.sign(weighed) * (np.abs(weighed) // ROW_NORM)
+    case "gain":
+      kernels, biases = statistics.integer_heads(HEADS[:2], BIASES[:2])
+      first = (z @ kernels[0] + biases[0]).argmax(axis=1) == label
+      second = (z @ kernels[1] + biases[1]).argmax(axis=1) == label
+      gain = second.astype(np.int64) - first.astype(np.int64)
+      return (gain * w)[:, None]
   raise ValueError(name)
 
 

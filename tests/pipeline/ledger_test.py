@@ -384,7 +384,8 @@ class TestFile:
 
     def fail_in_the_middle():
       with store.transaction(ledger.path, wait=1.0, write=True) as entries:
-        entries.add(LedgerEntry(kind="cap", dataset="pets"))
+        cap = LedgerEntry(kind="cap", dataset="pets", epsilon=1.0, delta=1e-5)
+        entries.add(cap)
         raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError, match="in the middle"):

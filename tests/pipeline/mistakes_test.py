@@ -112,7 +112,7 @@ demo --out gs://bucket/d -> name a folder on a disk.
 demo --out head -> --out head holds other files: name a new folder.
 import empty.npz --out o -> is not a readable npz (write it again): File is not
 import start.npz --out o -> has no column embedding (or train_embedding): it has
-import empty --out o -> empty has no .parquet file: name a file to import.
+import empty --out o -> nothing: give a folder of a folder of images for each
 import fifo.npz --out o -> not a regular file
 inspect nowhere -> nowhere does not exist: name a folder or a file.
 extract empty -> extract needs --out CACHE; see
