@@ -156,7 +156,7 @@ class ViT(nn.Module):
     x = project(x).reshape(batch, grid**2, self.width)
     return x.astype(jnp.float32)
 
-  def _prepend_tokens(self, x: Tokens) -> Tokens:
+  def _prepend_tokens(self, x: Tokens) -> Float32[Array, "b t_all width"]:
     """Puts the learned tokens in front of the patches'."""
     parts = []
     for name, number in self.tokens:
