@@ -101,21 +101,31 @@ def test_parameters_of_bfloat16_are_kernels_alone(key):
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ONE_OF_EACH_KIND)
 def test_embedding_of_an_image_is_a_function_of_that_image_alone(key):
-  """Bit for bit, whatever its slot and its neighbors."""
+  """Whatever its slot and its neighbors: bit for bit, but for convolutions.
+
+  On some processors XLA rounds a convolution differently in another slot, by
+  about 1e-6. An extraction never changes an image's slot, and in its slot no
+  neighbor changes a bit: see the next test.
+  """
   run, batch = jitted_on_images(key)
+  tolerance = 1e-5 if key.startswith(("bit", "wrn", "nf")) else 0.0
   embeddings = np.asarray(run(batch))
   assert np.isfinite(embeddings).all()
   assert len(np.unique(embeddings, axis=0)) == 5
   for slot in (1, 2, 3):
     rng = np.random.default_rng(slot)
     order = rng.permutation(5)
-    np.testing.assert_array_equal(run(batch[order]), embeddings[order])
+    np.testing.assert_allclose(
+      run(batch[order]), embeddings[order], rtol=tolerance, atol=tolerance
+    )
     noise = rng.integers(0, 256, batch.shape, dtype=np.uint8)
     # Black or white is what takes the place of a broken image.
     blank = np.full_like(batch, 255 * (slot % 2))
     for neighbors in (noise, blank):
       neighbors[slot] = batch[0]
-      np.testing.assert_array_equal(run(neighbors)[slot], embeddings[0])
+      np.testing.assert_allclose(
+        run(neighbors)[slot], embeddings[0], rtol=tolerance, atol=tolerance
+      )
 
 
 @pytest.mark.slow
