@@ -269,11 +269,13 @@ def test_convolution_in_groups_sees_its_group_alone(groups):
     whole[:, :, channels, channels] = kernel[..., channels]
 
   got: Any = Convolution(8, 3, padding=1, groups=groups).apply(
-    {"params": {"kernel": kernel}}, x
+    {"params": {"kernel": jnp.asarray(kernel)}}, jnp.asarray(x)
   )
 
   of_all = Convolution(8, 3, padding=1)
-  want: Any = of_all.apply({"params": {"kernel": whole}}, x)
+  want: Any = of_all.apply(
+    {"params": {"kernel": jnp.asarray(whole)}}, jnp.asarray(x)
+  )
   np.testing.assert_allclose(got, want, atol=1e-5)
 
 
