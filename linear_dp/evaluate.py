@@ -24,7 +24,7 @@ from oneshot_dp.linear_dp.statistics import (
 _BATCH_ROWS = 1024
 _TOP = 5
 MAX_CONFUSION_CLASSES = 100
-"""Of more classes no confusion matrix is counted: it has K² numbers a head."""
+"""No confusion matrix is counted for more: it has K² numbers a head."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

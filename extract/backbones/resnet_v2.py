@@ -172,7 +172,9 @@ class Convolution(nn.Module):
       out = out + self.param("bias", zeros, (self.features,)).astype(dtype)
     return out
 
-  def _convolve(self, x: Array, kernel: Array, groups: int) -> Array:
+  def _convolve(
+    self, x: Array, kernel: np.ndarray | Array, groups: int
+  ) -> Array:
     padding = self.padding
     if not isinstance(padding, str):
       padding = [(padding, padding), (padding, padding)]

@@ -21,7 +21,7 @@ MAX_CANARIES = 20_000
 _SYNTHETIC_CANARIES = 2000
 _SYNTHETIC_DIM = 512
 _MIN_CANARIES = 1000
-"""Of an audit among real rows, unless a flag says otherwise."""
+"""The least number in an audit among real rows, unless a flag is given."""
 _MAX_REAL_DIM = 2048
 _ENOUGH = 20.0
 """With (so many / μ)² guesses the interval is a fifth of μ wide."""

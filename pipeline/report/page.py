@@ -38,9 +38,9 @@ from oneshot_dp.pipeline.report.saved_run import Run, RunFacts, read_run
 PAGE = "report.html"
 _MAX_LISTED_CLASSES = 60
 _WEAKEST_CLASSES = 30
-"""Of more than `_MAX_LISTED_CLASSES` classes only so many have a line each."""
+"""How many have a line each where there are more than `_MAX_LISTED_CLASSES`."""
 _MAX_MATRIX_CLASSES = 12
-"""Of more classes a confusion matrix is no table to read on a page."""
+"""A confusion matrix of more classes cannot be read on a page."""
 _LISTED_CONFUSIONS = 20
 
 
