@@ -180,7 +180,7 @@ class Convolution(nn.Module):
       padding = [(padding, padding), (padding, padding)]
     return jax.lax.conv_general_dilated(
       x,
-      kernel,
+      jnp.asarray(kernel),
       window_strides=(self.stride, self.stride),
       padding=padding,
       dimension_numbers=("NHWC", "HWIO", "NHWC"),
