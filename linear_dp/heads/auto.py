@@ -160,7 +160,7 @@ def auto(
     counts_units=rows.data.has_units,
     balanced=options.balanced,
     centered=centered,
-    whitened=n >= ROWS_TO_WHITEN * sigma * num_classes,
+    whitened=bool(n >= ROWS_TO_WHITEN * sigma * num_classes),
   )
 
   log_prior = None

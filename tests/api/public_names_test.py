@@ -80,12 +80,18 @@ embeddings = np.repeat(np.eye(3, dtype=np.float32), 50, axis=0)
 labels = np.repeat([0, 1, 2], 50)
 given = dict(num_classes=3, epsilon=18.0, delta=1e-4)
 charges, refused = [], []
-for change in ({"source": 7}, {"head": 3}, {"start": "cat"}):
+for change in ({"source": 7}, {"head": 3}, {"start": "cat"},
+               {"epsilon": "1"}, {"delta": "1e-4"}):
   try:
     oneshot_dp.train_head(embeddings, labels, **given | change,
                           charge=lambda *given: charges.append(given))
   except oneshot_dp.configs.errors.InputError as error:
     refused.append(str(error))
+try:
+  oneshot_dp.train_heads(embeddings, labels, num_classes=3, epsilons=4,
+                         delta=1e-4)
+except oneshot_dp.configs.errors.InputError as error:
+  refused.append(str(error))
 try:
   oneshot_dp.save_head("a folder", "a head", dataset="pets")
 except oneshot_dp.configs.errors.InputError as error:
@@ -104,6 +110,9 @@ def test_wrong_types_are_refused_in_a_line_and_numbers_of_numpy_are_not():
     "source=7 must be a oneshot_dp.NoiseSource.",
     "head=3 must be one of auto, lamb, adam, momentum.",
     "start is <U3 (): give numbers of shape (3, 3), a vector for each class.",
+    "epsilon='1' must be a number.",
+    "delta='1e-4' must be a number.",
+    "epsilons=4 must be a sequence of numbers, such as (0.5, 2, 8).",
     "save_head takes a head, and then where to save it.",
   ]
   assert charges == 0

@@ -117,9 +117,6 @@ def test_train_heads_charges_once_and_before_any_noise(head):
   [
     ({"epsilons": (0.0,)}, r"epsilon=0 must be positive"),
     ({"epsilons": (1.0, 1.0)}, r"give one or more, each once"),
-    ({"epsilons": 4}, r"epsilons=4 must be a sequence of numbers"),
-    ({"epsilons": ("1",)}, r"epsilons='1' must be a number"),
-    ({"delta": "1e-4"}, r"delta='1e-4' must be a number"),
     ({"epsilons": (400.0,)}, r"weak-privacy"),
     ({"delta": 0.0}, r"delta=0\.0 must lie strictly between 0 and 1"),
     ({"delta": 1 / N}, r"delta=0\.0025 is not below 1/n"),
@@ -144,11 +141,6 @@ def test_train_heads_takes_strings_as_unit_ids():
   (by_name,) = heads(unit_ids=named, source=NoiseSource(3))
   (by_number,) = heads(unit_ids=numbered, source=NoiseSource(3))
   np.testing.assert_array_equal(by_name.head.kernel, by_number.head.kernel)
-
-
-def test_train_head_refuses_an_epsilon_that_is_a_string():
-  with pytest.raises(InputError, match="epsilon='1' must be a number"):
-    train_head(ROWS, LABEL, num_classes=K, epsilon="1", delta=DELTA)  # type: ignore
 
 
 def test_train_heads_states_its_options():

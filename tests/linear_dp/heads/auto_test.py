@@ -232,7 +232,7 @@ def test_each_release_costs_its_share_and_steps_cost_alike(released):
 )
 def test_steps_are_more_where_noise_is_little(factor, expected):
   sigma = factor * LITTLE_NOISE * 50_000 / 10
-  assert choose_num_steps(n=50_000, sigma=sigma, num_classes=10) == expected
+  assert choose_num_steps(n=50_000.0, sigma=sigma, num_classes=10) == expected
 
 
 def test_more_steps_cost_no_more():

@@ -52,7 +52,7 @@ def noisy_teacher(centers):
 
 
 def accuracy(head, embeddings, labels):
-  logits = np.asarray(head.ranking().logits(embeddings))
+  logits = np.asarray(head.ranking().logits(jnp.asarray(embeddings)))
   return (logits.argmax(axis=1) == labels).mean()
 
 
