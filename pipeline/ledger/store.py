@@ -15,6 +15,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -67,9 +68,12 @@ class Transaction:
       raise damaged(path, "entries at its end are missing")
 
   def _append_checked(
-    self, seq: int, body: str, digest: str, keys: bytes | None
+    self, seq: Any, body: Any, digest: Any, keys: Any
   ) -> None:
-    """Appends the next entry of the file, if it continues the chain."""
+    """Appends the next entry of the file, if it continues the chain.
+
+    SQLite gives whatever was written into a row, of any type.
+    """
     number = len(self.entries) + 1
     self._digest = sha256(f"{self._digest}\n{body}".encode())
     if (seq, digest) != (number, self._digest):

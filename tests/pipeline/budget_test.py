@@ -1,5 +1,6 @@
 import json
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -69,9 +70,26 @@ def test_a_cap_is_set_and_what_is_left_is_said(ledger, capsys, train_cache):
   assert "THE CAP WAS RAISED" in err
 
 
-def test_three_thousand_charges_are_read_in_a_third_of_a_second(ledger, capsys):
+TIMED = """
+import sys, time
+from oneshot_dp.pipeline.cli import main
+
+assert main(["budget", "--ledger", sys.argv[1] + ".none"]) == 2  # imports
+begun = time.process_time()
+assert main(["budget", "--ledger", sys.argv[1]]) == 0
+print(time.process_time() - begun)
+"""
+
+
+def test_three_thousand_charges_are_read_in_a_third_of_a_second(ledger):
+  """In a process of its own, where no annotation is checked."""
   charge(ledger, *(1e-4 * (1 + i / 1e5) for i in range(3_000)))
-  begun = time.process_time()
-  out, _ = succeeds(capsys, "budget")
-  assert len(out.splitlines()) > 3_000
-  assert time.process_time() - begun < 0.33
+  run = subprocess.run(
+    [sys.executable, "-c", TIMED, str(ledger.path)],
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  *lines, seconds = run.stdout.splitlines()
+  assert len(lines) > 3_000
+  assert float(seconds) < 0.33

@@ -1,7 +1,8 @@
 """Weights that `extract` was given are found again by `predict`."""
 
-import dataclasses
+import pathlib
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -9,23 +10,36 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import sha256_of
 from oneshot_dp.extract.images import Preprocessing
+from oneshot_dp.linear_dp.heads.linear_head import LinearHead
+from oneshot_dp.linear_dp.train import TrainedHead
 from oneshot_dp.pipeline.commands import extract
+from oneshot_dp.pipeline.heads.head_folder import SavedHead
 from oneshot_dp.pipeline.prediction import backbone_of
 from tests.extract.backbones import drawn
 
 
-@dataclasses.dataclass
-class Head:
-  """As much of a saved head as states its backbone."""
-
-  stated: dict
-
-
-def head_of(backbone: Backbone) -> Head:
+def head_of(backbone: Backbone) -> SavedHead:
+  """A head of zeros whose receipt states this backbone."""
   identity = backbone.identity
   fingerprint = sha256_of([identity, backbone.feature_dim])
   stated = {"backbone": identity, "backbone_fingerprint": fingerprint}
-  return Head(stated)
+  weights = LinearHead(
+    kernel=np.zeros((backbone.feature_dim, 2), np.float32),
+    bias=np.zeros(2, np.float32),
+  )
+  trained = TrainedHead(
+    head=weights,
+    name="lamb",
+    options={},
+    noise_source="no noise",
+    private=False,
+  )
+  return SavedHead(
+    path=pathlib.Path("head"),
+    trained=trained,
+    receipt={"stated": stated},
+    receipt_sha256="",
+  )
 
 
 @pytest.fixture
@@ -41,7 +55,7 @@ def weights(tmp_path, monkeypatch):
 
 def test_predict_finds_the_weights_that_extract_was_given(weights):
   trained_on = load_backbone("vit_ti16", str(weights))
-  found = backbone_of(head_of(trained_on))  # pyrefly: ignore
+  found = backbone_of(head_of(trained_on))
   assert found.weights_path == weights
   assert found.identity == trained_on.identity
 
@@ -50,7 +64,7 @@ def test_predict_prepares_images_as_the_head_states(weights):
   """Also where nothing but the receipt says how."""
   stated = Preprocessing(image_size=48, mean=(0.4, 0.4, 0.4))
   trained_on = load_backbone("vit_ti16", str(weights), preprocess=stated)
-  found = backbone_of(head_of(trained_on))  # pyrefly: ignore
+  found = backbone_of(head_of(trained_on))
   assert found.preprocessing == stated
 
 
