@@ -164,15 +164,17 @@ def hub_file_beside(location: str, name: str) -> pathlib.Path | None:
 
 def _download_from_hub(location: str, shown: str) -> pathlib.Path:
   """Downloads a file of the Hugging Face Hub by its own client."""
-  import huggingface_hub
+  # The client sets the level of its log when its parts are first imported: all
+  # of them are, before it is made quiet.
+  from huggingface_hub import hf_hub_download, parse_hf_uri
   from huggingface_hub.errors import RemoteEntryNotFoundError
 
   try:
-    uri = huggingface_hub.parse_hf_uri(location)
+    uri = parse_hf_uri(location)
     if uri.is_bucket or not uri.path_in_repo:
       raise InputError(f"--weights {shown}: {_SUPPORTED_LOCATIONS}.")
     with _quiet_hub_client():
-      path = huggingface_hub.hf_hub_download(
+      path = hf_hub_download(
         uri.id, uri.path_in_repo, repo_type=uri.type, revision=uri.revision
       )
   except InputError:
