@@ -58,8 +58,8 @@ class Chunk(NamedTuple):
   unit_slots: int | None = None
 
   @property
-  def arrays(self) -> tuple[Array, Array, Array]:
-    """The columns: row, label and weight."""
+  def arrays(self) -> tuple[Any, Any, Any]:
+    """The columns row, label and weight: arrays, or shapes to compile for."""
     return self.row, self.label, self.weight
 
   def __repr__(self) -> str:

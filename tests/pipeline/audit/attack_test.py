@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -169,8 +170,9 @@ def test_rows_longer_than_the_bound_are_found(monkeypatch):
 
   def longer(embedding, scale, weight):
     z = np.rint(np.asarray(embedding) * np.asarray(scale)[:, None] * 2)
-    is_bad = np.zeros(len(z), bool)
-    return z.astype(np.int16), np.where(z.any(1), weight, 0), is_bad
+    weights = np.where(z.any(1), weight, 0).astype(np.int32)
+    is_bad = jnp.zeros(len(z), bool)
+    return jnp.asarray(z.astype(np.int16)), jnp.asarray(weights), is_bad
 
   def is_fine(z):
     return (z == z).all(axis=1), (z != 0).any(axis=1)
