@@ -42,9 +42,11 @@ test-stores: $(VENV)/.project ## real object stores on the loopback (built by Go
 test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 	@$(PYTHON) tests/packaging/versions.py --uv $(UV) --oldest --newest
 
-test-cluster: $(VENV)/.project ## Flink, its workers killed; runners that start servers (Java 17, Maven, Go)
+# Jars of FlinkRunner and SparkRunner take Maven minutes to fetch: by hand, with
+# `python -m tests.cluster.job_servers Flink Spark`.
+test-cluster: $(VENV)/.project ## Flink, its workers killed; Prism started and ended (Java 17, Maven, Go)
 	@$(BIN)/python -m tests.cluster.kills $(CLUSTER_ARGS)
-	@$(BIN)/python -m tests.cluster.job_servers
+	@$(BIN)/python -m tests.cluster.job_servers Prism
 
 kills: $(VENV)/.project ## 200 kills of each command, 1,100 of writers, 220 runs, 5,000 bad inputs, 3 million rows
 	@ONESHOT_DP_KILLS=200 ONESHOT_DP_INPUTS=5000 ONESHOT_DP_ROWS=3000000 \
