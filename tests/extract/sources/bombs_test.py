@@ -121,14 +121,16 @@ def write_dictionary_bomb(path) -> None:
   )
 
 
+# (Of ru_maxrss a process inherits what its parent had.)
 READ = """
-import resource, sys
+import pathlib, re, sys
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources.open_source import open_source
 source = open_source(SourceConfig(location=(sys.argv[1],), num_classes=1))
 for index in range(0, 1000, 100):
   assert len(source[index].image) == 1 << 26
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+status = pathlib.Path("/proc/self/status").read_text()
+print(int(re.search(r"VmHWM:\\s*(\\d+)", status)[1]) * 1024)
 """
 
 
