@@ -249,7 +249,11 @@ def answer_of(
   all_faults = list(faults)
   worst = max(bounds.gaussian, bounds.blind)
   if worst > claim.epsilon:
-    all_faults.append(f"epsilon is at least {worst:.4g}, not {claim.epsilon:g}")
+    all_faults.append(
+      f"epsilon is at least {worst:.4g}, not {claim.epsilon:g}, at 95 %"
+      " confidence: of sound heads, up to one audit in twenty says so. A second"
+      " audit that says it again leaves little doubt"
+    )
   failure = None
   if all_faults:
     failure = RunError(

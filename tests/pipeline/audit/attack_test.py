@@ -53,8 +53,9 @@ def test_more_than_half_of_the_claim_is_proved(head, epsilon):
 
   bounds, faults = attack(head, epsilon, runs, canaries)
 
-  assert 0.5 * epsilon < bounds.gaussian < 1.1 * epsilon
-  assert bounds.blind < 1.1 * epsilon
+  # A bound is above the true ε in 2.5 %; by a quarter, in one of 100,000.
+  assert 0.5 * epsilon < bounds.gaussian < 1.25 * epsilon
+  assert bounds.blind < 1.25 * epsilon
   assert not faults
 
 

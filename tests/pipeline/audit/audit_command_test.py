@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
-from oneshot_dp.pipeline.audit import attack
+from oneshot_dp.pipeline.audit import attack, bounds
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.entries import spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -23,9 +23,12 @@ CLAIM = ("audit", "--epsilon", 4, "--delta", DELTA)
 @pytest.mark.parametrize(
   ("head", "unit"), [("lamb", False), ("lamb", True), ("auto", True)]
 )
-def test_audit_of_a_cache_is_charged_and_reaches_a_third_of_its_claim(
-  capsys, tmp_path, ledger_file, head, unit
+def test_audit_of_a_cache_is_charged_and_reaches_a_quarter_of_its_claim(
+  capsys, monkeypatch, tmp_path, ledger_file, head, unit
 ):
+  # Audits of sound heads alarm in up to 2.5 %, and did so in 3 of 120 here: in
+  # a test, in one of a million.
+  monkeypatch.setattr(bounds, "ERROR", 1e-6)
   users = np.arange(180) // 2 if unit else None
   write_clusters(tmp_path / "c", dataset="private", unit_id=users)
   words = [*CLAIM, "--cache", tmp_path / "c", "--head", head]
@@ -34,7 +37,7 @@ def test_audit_of_a_cache_is_charged_and_reaches_a_third_of_its_claim(
   out, err = succeeds(capsys, *words, "--canaries", 1500, "--json")
 
   found = json.loads(out)
-  assert 1.3 < found["gaussian"] <= 4
+  assert 1 < found["gaussian"] <= 4
   assert found["blind"] <= 4
   assert found["ok"] is True
   where = r"one run of 1,500 canaries among 1[345]\d rows"
