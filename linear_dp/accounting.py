@@ -57,6 +57,7 @@ def check_budget(
     InputError: ε is not positive, or is too large; δ is outside (0, 1); or both
       are so small that nothing could be learned.
   """
+  # NaN fails the comparison, too, so it is refused here.
   if not 0 < epsilon <= _MAX_EPSILON:
     raise InputError(
       f"{flag}={epsilon:g} must be positive, and at most {_MAX_EPSILON:g}; for"
@@ -68,6 +69,8 @@ def check_budget(
       " nobody: give a smaller one, or allow it with --weak-privacy."
     )
   _check_delta(delta)
+  # The largest noise that int64 sums have room for must be enough. δ(ε) falls
+  # as noise grows, so one evaluation at that noise decides.
   if _delta(_MAX_NOISE_MULTIPLIER**-2, epsilon) > delta:
     raise InputError(
       f"epsilon={epsilon:g} at delta={delta:g} needs so much noise that nothing"
@@ -197,6 +200,8 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
 
 def sum_mu_squared(costs: Iterable[float | Fraction]) -> float:
   """Returns Σ μ², rounded up: what releases cost together."""
+  # Every float64 is a fraction, so the sum is exact and independent of its
+  # order. A ledger that adds its charges up again gets the same number.
   exact = sum((Fraction(cost) for cost in costs), Fraction(0))
   total = float(exact)
   return total if Fraction(total) >= exact else math.nextafter(total, math.inf)
@@ -211,6 +216,7 @@ def format_rounded_up(guarantee: float) -> str:
   """
   if not math.isfinite(guarantee):
     return f"{guarantee:g}"
+  # A guarantee that is printed must hold: 1.00001 may not be shown as 1.
   rounding = decimal.Context(prec=5, rounding=decimal.ROUND_CEILING)
   # Of the decimal text: in binary, 1e-5 is a little more than 1e-5.
   return f"{float(rounding.create_decimal(repr(float(guarantee)))):g}"
@@ -223,6 +229,9 @@ def _delta(mu_squared: Any, epsilon: Any) -> Any:
 
   Source: Balle & Wang (2018), theorem 8.
   """
+  # Fifty digits: for a small ε the two terms of δ agree in their first digits,
+  # and what is left after subtracting them must still be far more precise than
+  # float64.
   with mpmath.workdps(_DIGITS):
     mu = mpmath.sqrt(mu_squared)
     # That the privacy loss exceeds ε, with the unit and with nothing there.

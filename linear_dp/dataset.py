@@ -44,6 +44,8 @@ class PrivateDataset:
   name: str = "the rows"
 
   def __post_init__(self):
+    # W shrinks as n grows (see `weight`): with more rows than this, too little
+    # would be left of it to share among the rows of a unit.
     if not 1 <= self.n <= _MAX_ROWS:
       raise InputError(
         f"n={self.n} rows: sums are of 1 to {_MAX_ROWS:.0e} rows."
@@ -67,6 +69,9 @@ class PrivateDataset:
         or, at the end of the pass, an example_id came twice or there are many
         more than n rows. Private values are not in the message.
     """
+    # Ids are collected over the pass: two rows with one id may be one image
+    # that was read twice, and would then count twice, with twice the
+    # sensitivity.
     ids_of_blocks = [np.empty(0, np.int64)]
     for block in self.blocks():
       self._check_block(block)
@@ -78,6 +83,8 @@ class PrivateDataset:
     is_repeated = np.append(ids[1:] == ids[:-1], False)
     if is_repeated.any():
       self.refuse(ids, is_repeated, "it comes more than once")
+    # `n` is public and only an expected number for a part of a cache. The true
+    # number of rows is private, so it is not in the message.
     # The weight leaves room in int64 for so many rows and no more.
     if len(ids) > 2 * self.n + UNIT_WEIGHT:
       raise InputError(
@@ -91,6 +98,8 @@ class PrivateDataset:
         f"The rows have {has} unit_id, but the privacy unit is {self.unit!r}."
       )
     label = block["label"]
+    # A scatter would drop such a row without a word, or count it for another
+    # class.
     is_outside = (label < 0) | (label >= self.num_classes)
     if is_outside.any():
       reason = f"its label is outside [0, {self.num_classes})"

@@ -35,6 +35,9 @@ def memory_needed(
     shard_rows: rows in a shard of the cache that is read; 0 for arrays.
     unlabeled_rows: public rows that the head teaches on.
   """
+  # Each number is public: how much memory is asked for may not tell how many
+  # rows a part has, or how many units. Hence n, and not the rows that were
+  # read.
   needed = _PROCESS_BYTES
   needed += _BYTES_PER_WEIGHT * num_classes * feature_dim
   # Ids of all rows are compared, to find one that comes twice; keys of rows,

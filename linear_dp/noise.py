@@ -76,6 +76,8 @@ class NoiseSource:
     self._read = os.urandom
     if seed is not None:
       self.description = "seeded: NOT PRIVATE"
+      # The bit generator is named: `default_rng` may become another one with a
+      # new NumPy, and seeded heads would change.
       philox = np.random.Philox(np.random.SeedSequence(seed))
       self._read = np.random.Generator(philox).bytes
 
@@ -101,6 +103,8 @@ def sample_normals(count: int, source: NoiseSource) -> Normals:
   integer = np.empty(count, np.int8)
   fraction = np.empty(count, np.uint64)
   longer: dict[int, tuple[int, int]] = {}
+  # A rejected pair is drawn again as a whole: to keep its k or its x would
+  # condition the sample on having been rejected.
   # All pairs (k, x) at once; then again for those that were not accepted, which
   # are overwritten.
   remaining = np.arange(count)
@@ -117,6 +121,9 @@ def sample_normals(count: int, source: NoiseSource) -> Normals:
       if accepted[i]:
         longer[int(remaining[i])] = bits
     remaining = remaining[~accepted]
+  # The sign is a fair bit of its own. Rounding is of the absolute value, so
+  # round(Z) is symmetric; only exact halves could differ, which have
+  # probability 0.
   sign = (1 - 2 * source.bits(count).astype(np.int8)).astype(np.int8)
   return sign, integer, fraction, longer
 
@@ -145,6 +152,8 @@ def _sample_integers(
   count: int, source: NoiseSource
 ) -> Int8[np.ndarray, " count"]:
   """Draws k with P(k) ∝ exp(−k²/2): the thresholds that a word passes."""
+  # Comparing 64 bits with the thresholds decides in all but about 10·2⁻⁶⁴
+  # cases, where both begin with the same word.
   words = source.words(count)
   thresholds = _thresholds()
   k = np.zeros(count, np.int8)
@@ -167,6 +176,8 @@ def _resolve_integer(word: int, source: NoiseSource) -> int:
   width = _WORD
   k = 0
   while True:
+    # As many decimal digits as the interval has bits: far more than the
+    # comparison needs, so that the error of the threshold itself cannot decide.
     with mpmath.workdps(width):
       edge = _cumulative(k, width) * mpmath.mpf(2) ** width
       if bits + 1 <= edge:
@@ -196,6 +207,9 @@ def _accept(
     Whether each is accepted; and all bits of x where the decision took more
     than its first word: index → (bits, how many).
   """
+  # x and v stand for intervals of 2⁻⁶⁴, and are rounded to 53 bits here. Both
+  # errors are in `_ACCEPT_ERROR`: a margin beyond it has the same sign for
+  # every number in the intervals.
   fraction = x * 2.0**-_WORD
   margin = np.exp(-0.5 * fraction * (2.0 * k + fraction)) - v * 2.0**-_WORD
   accepted = margin > 0
@@ -223,6 +237,9 @@ def _accept_exactly(
     fraction = mpmath.iv.mpf([x, x + 1]) * ulp
     uniform = mpmath.iv.mpf([v, v + 1]) * ulp
     probability = mpmath.iv.exp(-fraction * (2 * k + fraction) / 2)
+    # Decided only if the intervals do not overlap, in arithmetic that rounds
+    # outward. Otherwise 64 further bits of both numbers are drawn, which
+    # shrinks them.
     if uniform.b <= probability.a or uniform.a >= probability.b:
       return bool(uniform.b <= probability.a), (x, width)
     more_of_x, more_of_v = source.words(2)
@@ -247,10 +264,13 @@ def rounded_gaussian(
   Raises:
     InputError: sd is outside of that, or not a number.
   """
+  # NaN fails this comparison as well. The bounds are those of the 64-bit words
+  # that `_rounded` computes in, and of int64, which the sum has to fit.
   if not MIN_SD <= sd <= MAX_SD:
     most = f"at most {MAX_SD:g}: ask for less noise (a larger epsilon)"
     raise InputError(f"sd={sd:g} must be at least {MIN_SD:g}, and {most}.")
   result = np.empty(math.prod(shape), np.int64)
+  # In batches, so that the many temporary arrays stay in the processor's cache.
   for start in range(0, result.size, _BATCH):
     part = result[start : start + _BATCH]
     part[:] = _rounded(sample_normals(part.size, source), sd, source)
@@ -266,6 +286,9 @@ def _rounded(
   at least high + low·2⁻⁶⁴, where both are 64-bit words, and at most m·2⁻⁶⁴
   more.
   """
+  # Fixed point: sd = m/2^shift exactly, since a float64 has 53 significant
+  # bits. So the product with x is a product of integers, and nothing is rounded
+  # on the way.
   sign, integer, x, longer = normals
   shift = max(1, 53 - math.frexp(sd)[1])
   scaled_sd = int(math.ldexp(sd, shift))
@@ -289,6 +312,8 @@ def _rounded(
   # 64 bits do not decide.
   largest = (high + (low > ~m)) >> np.uint64(shift)
   for i in np.flatnonzero(largest != result).tolist():
+    # If accepting the sample took more bits of x, those are its bits. Drawing
+    # others here would round another number than the one that was accepted.
     bits, width = longer.get(i, (int(x[i]), _WORD))
     bits |= int(integer[i]) << width
     result[i] = _round_exactly(bits, width, Fraction(sd), source)

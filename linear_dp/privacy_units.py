@@ -80,6 +80,8 @@ def unit_rows(
     per_row: yields the rows of units one by one in one slot each, at weight
       ⌊W/k⌋, in place of their means.
   """
+  # A unit's rows may lie anywhere in the pass, so all of them are gathered
+  # first. This is the memory that units cost; `memory_needed` counts it.
   stored = _concatenate_own(parts, is_own)
   if stored is None:
     return
@@ -97,11 +99,15 @@ def unit_rows(
     for start in range(0, len(units), units_at_once):
       batch = units[start : start + units_at_once]
       slot = np.arange(slots)
+      # The groups of a unit follow each other, so its slots are a range that
+      # begins at its first group. Slots behind its last group stay zeros.
       is_filled = slot < groups.num_groups[batch][:, None]
       group = (groups.first_group[batch][:, None] + slot)[is_filled]
       z = _means(
         _sums_of_groups(row, groups, group), groups.num_rows[group], mean_norm
       )
+      # A mean may round to zeros. Such a row is nothing, and may not weigh
+      # anything either: a count would see its weight.
       columns = (z, groups.label[group], weight[group] * z.any(axis=1))
       yield UnitRows(*[_in_slots(values, is_filled) for values in columns])
 
@@ -136,6 +142,8 @@ def _groups_of(
   With `per_row`, each row is a group, and lies alone like a unit of one row;
   `unit` still says whose it is.
   """
+  # Sorted by unit, then by class. Which order equal rows come in does not
+  # matter: they are only added up, as integers.
   order = np.lexsort((label, unit))
   label = label[order]
   unit = unit[order]
@@ -184,6 +192,8 @@ def _sums_of_groups(
 ) -> Int64[np.ndarray, "g d"]:
   """Σz over the rows of each of these groups, exactly."""
   num_rows = groups.num_rows[group]
+  # Only the rows of these groups are copied, in the order of the groups, so
+  # that each group is one stretch for `reduceat`.
   # Where the groups begin among the rows that are gathered here.
   begin = np.cumsum(num_rows) - num_rows
   within = np.arange(num_rows.sum()) - np.repeat(begin, num_rows)
@@ -209,6 +219,8 @@ def _concatenate_own(
   labels = []
   units = []
   for part in parts:
+    # Rows of zeros are left out before anything is counted: a unit would
+    # otherwise share its weight with rows that stand for no image.
     is_kept = (part.weight > 0) & is_own(part.unit)
     rows.append(part.row[is_kept])
     labels.append(part.label[is_kept].astype(int))
@@ -230,6 +242,8 @@ def _weights(
 
   In Python's integers: (W·k_c)² may exceed int64.
   """
+  # Rounded down, so that the weights of a unit add up to W at most, and their
+  # squares to W² with order 2: that is the bound which lemma 1 needs.
   pairs = list(zip(unit.tolist(), count.tolist(), strict=True))
   total: dict[int, int] = {}
   for unit_id, rows in pairs:
@@ -249,6 +263,9 @@ def _means(
   They are trunc(Σz/k), or, where rows are directions, Σz brought to
   `mean_norm`. A single row stays what it is.
   """
+  # A mean of integer vectors of norm ≤ R has norm ≤ R, and truncation toward
+  # zero makes it no longer. Directions are brought to `mean_norm`, which leaves
+  # room for rounding; both are checked again where the row is added.
   k = count[:, None]
   if mean_norm is None:
     return (np.sign(total) * (np.abs(total) // k)).astype(np.int16)
@@ -281,6 +298,8 @@ def place_whole_units(
   rows_per_device = max(num_rows // num_devices, slots)
   units_per_device = rows_per_device // slots
   for start in range(0, num_units, units_per_device * num_devices):
+    # All chunks have one shape, the last one included, so that one program is
+    # compiled.
     columns = []
     for column in units:
       chunk_column = np.zeros(

@@ -119,18 +119,26 @@ class PrivateSums:
         budget, or rows that are weighted for class sums are asked for anything
         else.
     """
+    # Rows of order 2 have weights with Σ w² ≤ W², so Σ w may exceed W. Only the
+    # class sums, whose blocks are orthogonal, keep sensitivity W·R with such
+    # weights.
     if rows.weight_norm_order != 1 and statistic is not class_sums:
       raise RunError(
         f"{name}: these rows are weighted for class sums alone; nothing was"
         " released."
       )
     sensitivity = rows.data.weight * ROW_NORM
+    # W·R, in the integers of the sum. It is public: W follows from n, R is a
+    # constant.
     # The budget is spent before the sum is computed and noise is drawn.
     sd = math.inf
     cost = Fraction(0)
     if self.source is not None:
       sd, cost = self._spend(name, mu_squared, sensitivity)
 
+    # The key says which function of the rows the sum is, by public facts alone.
+    # It is saved with heads, so a later run that asks for the same function
+    # finds it.
     key = digest_of(statistic.id, rows.identity, *public)
 
     def own_sum() -> Int64[np.ndarray, "m p"]:
@@ -142,12 +150,16 @@ class PrivateSums:
     if self.source is None:
       return total / sensitivity, 0.0
 
+    # Only here does a private number become public. If each host drew its own
+    # noise, hosts would hold several noisy copies of one sum, whose mean has
+    # less noise than was paid for, and would go on to different weights.
     # Host 0 draws the noise, and all hosts get the same noisy sum.
     source = self.source
     noisy = rows.data.hosts.from_first(
       lambda: total + rounded_gaussian(total.shape, sd, source), total.shape
     )
     self.releases.append(Release(name, total.shape, sd / sensitivity))
+    # What follows is arithmetic on public numbers.
     # A later release of the same statistic adds its precision to this one's.
     new_precision = float(cost)
     estimate, precision = self.estimates.get(f"{name}/{key}", (0.0, 0.0))
@@ -174,6 +186,9 @@ class PrivateSums:
         f"{name}: mu_squared={mu_squared} must be positive and finite; nothing"
         " was released."
       )
+    # The account is kept of the float64 `sd` that noise is really drawn with,
+    # as an exact fraction, so no rounding of σ or μ² can let a run exceed its
+    # charge.
     sd = sensitivity / math.sqrt(mu_squared) * _NOISE_SLACK
     cost = (sensitivity / Fraction(sd)) ** 2
     if self._spent_mu_squared + cost > self.mu_squared_budget:
@@ -181,5 +196,7 @@ class PrivateSums:
         f"{name}: the release would exceed the charged budget; nothing was"
         " released."
       )
+    # Spent before anything can fail: an error later on leaves the budget
+    # smaller than it need be, and never larger.
     self._spent_mu_squared += cost
     return sd, cost

@@ -29,6 +29,9 @@ def room_in_ball(dim: int) -> float:
   That is the norm of which `within_ball` is certain, less √d/2 for rounding to
   integers and 1 for float32 products: every honest row stays within the ball.
   """
+  # Without this room a row of exactly norm R could round to a vector just
+  # outside of the ball, and the check would drop it: an honest row would be
+  # lost.
   certain = ROW_NORM * math.sqrt(1 - (dim + 2) * 2.0**-24)
   return certain - math.sqrt(dim) / 2 - 1
 
@@ -48,9 +51,13 @@ def row_scale(
     s [r]; 0 for a row of zeros, and for one so short that s would overflow
     float32.
   """
+  # On the host and in float64, from the norm that is stored: so the scale has
+  # the same bits on all machines, whatever a device makes of a norm.
   wide_norm = norm.astype(np.float64)
   room = room_in_ball(dim)
   smallest = room / float(np.finfo(np.float32).max)
+  # `where` leaves 0 for rows of norm 0, which are no images: a division would
+  # make infinities of them, and then NaN.
   scale = np.divide(
     room, wide_norm, out=np.zeros_like(wide_norm), where=wide_norm > smallest
   )
@@ -75,6 +82,9 @@ def integer_rows(
     row must be refused [c]: it is not finite, or `within_ball` is not certain
     of it, which happens to no row whose stored norm is right.
   """
+  # The scale came from a norm that was read from a file. It is not believed:
+  # the integers themselves are measured, and a row whose norm was wrong is
+  # refused.
   z = jnp.rint(embedding.astype(jnp.float32) * scale[:, None])
   is_within, is_row = within_ball(z)
   z = jnp.where(is_within[:, None], z, 0).astype(jnp.int16)
@@ -111,6 +121,8 @@ def mapped_rows(
   Returns:
     Integer rows [c, p] of norm ≤ R.
   """
+  # |z − c| ≤ 2¹⁵ and |A| ≤ R = 2¹⁴, so a term is at most 2²⁹, and a sum of d <
+  # 2²⁴ of them stays below 2⁵³: the product is exact in any order.
   y = row.astype(jnp.float64) - center
   if matrix.size:
     y = y @ matrix  # of integers below 2⁵³: exact
@@ -122,6 +134,9 @@ def mapped_rows(
   part = jnp.rint(jnp.ldexp(y, bits - exponent))
   norm = jnp.sqrt(jnp.square(part).sum(1, keepdims=True))
   z = jnp.rint(part * (room_in_ball(p) / jnp.maximum(norm, 1)))
+  # The norm of the result is checked again, in exact integers. And a row of
+  # zeros stays one: minus the center it would become a row like any other, and
+  # a unit that is not there would add to the sum.
   is_kept = jnp.square(z).sum(1) <= ROW_NORM * ROW_NORM
   is_kept &= (row != 0).any(axis=1)
   return jnp.where(is_kept[:, None], z, 0).astype(jnp.int16)

@@ -44,10 +44,14 @@ def exact_sum(
   Returns:
     The sum as int64, [m, p], in units of 1/(W·R).
   """
+  # The default of each statistic is an outer product. Class sums would multiply
+  # each row by K − 1 zeros, so they are scattered instead.
   if statistic is class_sums:
     return _sum_by_class(rows)
   on_devices = NamedSharding(rows.mesh, DATA)
   on_all = NamedSharding(rows.mesh, SAME)
+  # The left factors and their products with rows need 53 bits, and JAX has
+  # 32-bit numbers unless it is told otherwise.
   with jax.enable_x64(True):
     # None stays None: an option that a statistic is not given.
     given = jax.device_put(jax.tree.map(np.asarray, public), on_all)
@@ -57,6 +61,9 @@ def exact_sum(
     left = jax.eval_shape(statistic, one_row, one_number, one_number, *given)
     width = 1 if statistic.one_column else rows.feature_dim
     shape = (rows.mesh.size, left.shape[1], width)
+    # One total for each device, added up at the end: with integers that gives
+    # the same bits as any other order, and no device waits for another in the
+    # loop.
     totals = jnp.zeros(shape, jnp.int64, device=on_devices)
     for chunk in rows.chunks():
       add_chunk = _outer(
@@ -73,6 +80,8 @@ def _sum_by_class(rows: Rows) -> Int64[np.ndarray, "K d"]:
   int64 where privacy units have many rows. On a v5e it takes 21 cycles a row at
   d = 1280, by XLA's estimate.
   """
+  # Without units all weights are W, a factor of the whole sum. In each addend
+  # it would overflow int32 at once.
   has_units = rows.data.has_units
   dtype = jnp.int64 if has_units else jnp.int32
   shape = (rows.mesh.size, rows.data.num_classes, rows.feature_dim)
@@ -106,10 +115,14 @@ def _outer(
   def add(
     total: Array, columns: tuple[Array, ...], public: tuple[Any, ...]
   ) -> Array:
+    # `a` is already bounded here: no statistic, whatever it computes, gets past
+    # this point without the check that its guarantee rests on.
     a = bounded_left_factors(
       statistic, columns, public, unit_weight, unit_slots
     )
     z = columns[0].astype(jnp.float64)
+    # A count is the sum of the left factors alone. Each row stands for the
+    # number R, so that counts have the sensitivity W·R of all other sums.
     if statistic.one_column:
       z = jnp.full((len(z), 1), float(ROW_NORM))
     # Sums of integers below 2⁵³: exact in any order.
@@ -143,15 +156,21 @@ def bounded_left_factors(
   Returns:
     a [c, m]: integers in float64.
   """
+  # Truncation is toward zero, so it makes no left factor longer.
   row, label, weight = columns
   left = statistic(row, label, weight, *public)
   a = jnp.trunc(left.astype(jnp.float64))
   z = row.astype(jnp.float64)
+  # The check of lemma 1, in exact arithmetic: it holds for whatever the
+  # statistic returned, NaN and infinity included, and needs no trust in its
+  # formula.
   # Squares of integers are exact up to 2⁵³, and what is past that is too long
   # anyway. NaN compares as False.
   is_short = jnp.square(a).sum(1) <= jnp.square(weight.astype(jnp.float64))
   is_short &= jnp.square(z).sum(1) <= ROW_NORM * ROW_NORM
   a = jnp.where(is_short[:, None], a, 0)
+  # Rows of one unit may be scaled up together, past their own weights. That
+  # check replaces the one above, so it is the last thing that is done to `a`.
   if statistic.scales_units and unit_slots is not None:
     a = scale_units(a, row, weight, unit_weight, unit_slots)
   return a
@@ -193,6 +212,8 @@ def _scatter(mesh: Mesh, has_units: bool) -> Callable[..., Array]:
 
   def add(sums: Array, columns: tuple[Array, ...], public: tuple[()]) -> Array:
     row, label, weight = columns
+    # The only check a scatter needs: the left factor w·e_y has norm w by
+    # itself. A row that may be too long becomes zeros, and adds nothing.
     is_within, _ = within_ball(row.astype(jnp.float32))
     z = jnp.where(is_within[:, None], row, 0).astype(sums.dtype)
     if has_units:
@@ -204,6 +225,8 @@ def _scatter(mesh: Mesh, has_units: bool) -> Callable[..., Array]:
 
 def _sharded(mesh: Mesh, add: Callable[..., Array]) -> Callable[..., Array]:
   """Compiles `add` so that each device adds its rows to its own sums."""
+  # The totals of the chunk before are given away (`donate_argnums`): a sum of
+  # K·d int64 numbers is held once, and not once a chunk.
   specs = DATA, DATA, SAME
   add_own = jax.shard_map(add, mesh=mesh, in_specs=specs, out_specs=DATA)
   return jax.jit(add_own, donate_argnums=0)

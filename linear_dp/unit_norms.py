@@ -64,6 +64,9 @@ def scale_units(
   Returns:
     Scaled integer left factors [c, m]; 0 for padding.
   """
+  # A chunk holds whole units, each in `unit_slots` neighboring rows, so a
+  # reshape puts one unit in each entry of the first axis. No unit reads another
+  # one's rows.
   num_units = len(a) // unit_slots
   num_rows = num_units * unit_slots
   a_of_units = a[:num_rows].reshape(num_units, unit_slots, -1)
@@ -71,7 +74,9 @@ def scale_units(
   row_products = _inner_products(rows_of_units)
   bound = float(unit_weight * ROW_NORM)
 
-  # Scale: what the bound leaves room for, less what truncation may add.
+  # Scale: what the bound leaves room for, less what truncation may add. Of this
+  # part only the cap at MAX_UNIT_SCALE matters to the guarantee: the lemma
+  # takes ‖a_j‖ ≤ s·w_j for granted. Any other error costs accuracy.
   grid = bound**2 * 2.0**-52
   norm = jnp.sqrt(norm_squared_bound(a_of_units, row_products, grid) * grid)
   room = bound * (1 - _room_for_rounding(unit_weight, unit_slots, a.shape[1]))
@@ -84,9 +89,13 @@ def scale_units(
   is_short = norm_squared_bound(a_of_units, row_products, grid) <= (
     bound**2 / grid
   )
+  # The lemma takes Σ w ≤ W for granted, so it is checked here as well:
+  # otherwise the inner products might not be exact, and the bound not a bound.
   weights = weight[:num_rows].reshape(num_units, unit_slots)
   is_short &= weights.astype(jnp.float64).sum(1) <= unit_weight
   a_of_units = jnp.where(is_short[:, None, None], a_of_units, 0)
+  # Rows behind the last whole unit are padding: their left factors are dropped,
+  # so that no row can be added without having been checked as part of a unit.
   padding = jnp.zeros((len(a) - num_rows, a.shape[1]), a.dtype)
   return jnp.concatenate([a_of_units.reshape(num_rows, -1), padding])
 
@@ -103,6 +112,9 @@ def norm_squared_bound(
     row_products: z_j·z_k of its rows.
     grid: g, a power of two.
   """
+  # Plus one and rounded up: the sum of the terms can only be too large,
+  # whichever way each product was rounded. Negative terms count, too: a unit
+  # whose rows cancel out is really shorter, and may be scaled up more.
   products = _inner_products(a) * row_products
   return (jnp.ceil(products * (1 / grid)) + 1).sum((1, 2))
 
@@ -137,6 +149,8 @@ def _room_for_rounding(unit_weight: int, unit_slots: int, width: int) -> float:
   slots·√m·R; the check counts up to 3 units of its grid too many for each pair
   of rows. This only decides whether a unit passes the check.
   """
+  # Both terms grow with the unit. They are capped, so that a unit of very many
+  # classes is scaled to something positive, and the check decides about it.
   truncation = min(unit_slots * math.sqrt(width) / unit_weight, 0.5)
   check = 3 * unit_slots**2 * MAX_UNIT_SCALE**2 * 2.0**-52
   return min(truncation + check + 2.0**-40, 0.75)
