@@ -100,6 +100,8 @@ def train_heads(
   # Checked here, since a wrong source would only fail after the charge.
   if not isinstance(source, NoiseSource):
     raise InputError(f"source={source!r} must be a oneshot_dp.NoiseSource.")
+  # Everything is checked before `charge` is called: a budget that was spent on
+  # a call that then fails is lost.
   budgets = _numbers("epsilons", epsilons)
   delta = _number("delta", delta)
   for epsilon in budgets:
@@ -133,6 +135,8 @@ def train_heads(
   rows.validate()
   if charge is not None:
     charge(mu_squared, source)
+  # Heads come by increasing ε, and are returned in the order that was asked
+  # for.
   by_epsilon = {}
   for trained in train(
     rows,
@@ -267,6 +271,7 @@ def dataset_from_arrays(
     # A number that overflows makes an infinite norm, which is refused below.
     with np.errstate(over="ignore"):
       embedding = array.astype(np.float32)
+  # Ids are positions: in memory no two rows are the same one.
   columns = {
     "embedding": embedding,
     "embedding_norm": _finite_norms(embedding),
@@ -289,6 +294,8 @@ def dataset_from_arrays(
 def _finite_norms(embedding: np.ndarray) -> Float32[np.ndarray, " n"]:
   """Euclidean norms of the rows, a piece of them after the other."""
   norm = np.empty(len(embedding), np.float32)
+  # In float64, because squares may overflow the dtype of the rows. A norm that
+  # float32 cannot hold becomes infinite, and is refused.
   with np.errstate(over="ignore"):
     for start in range(0, len(embedding), _ROWS_AT_ONCE):
       piece = slice(start, start + _ROWS_AT_ONCE)

@@ -98,6 +98,9 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
     rows, labels = validate_data(self, X, y, dtype=_FLOATS)
     check_classification_targets(labels)
     present = np.unique(labels)
+    # Classes that are read off the labels depend on private rows: a class with
+    # one example would show that it is there. scikit-learn expects it to work
+    # anyway.
     if self.classes is None:
       self.classes_ = present
     else:

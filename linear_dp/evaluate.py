@@ -83,6 +83,7 @@ def evaluate_heads(
   linear_heads = []
   for head in heads:
     linear_heads.append(head if isinstance(head, LinearHead) else head.head)
+  # Heads of one shape share one compiled program, and one pass over the rows.
   shapes = sorted({head.kernel.shape for head in linear_heads})
   if len(shapes) > 1:
     raise InputError(f"heads of shapes {shapes}: score those of one together.")
@@ -195,6 +196,8 @@ def _hits(
   """
   head = LinearHead(kernel=kernel, bias=bias, unit_norm=unit_norm)
   logits = head.logits(embedding.astype(jnp.float32))
+  # Padding has the label −1, which reads the last class; `is_row` drops it
+  # below.
   label_logit = jnp.take_along_axis(logits, label[:, None], axis=1)
   # The rank of a label is the number of classes that are not behind it. NaN
   # compares as False, is behind nothing, and so never makes a correct answer.
@@ -245,6 +248,9 @@ def private_accuracies(
     For each head `top1` in [0, 1], and the number of examples or units, which
     is about right where it is a noisy count.
   """
+  # What the counts are divided by. Dividing by a private number would give it
+  # away, so where n is not public it is a noisy count, paid from the same
+  # budget.
   n = float(rows.data.n)
   count_share = 0.0
   if count_units or rows.data.has_units:
@@ -254,6 +260,7 @@ def private_accuracies(
       "units", rows, unit_count, mu_squared=count_share * mu_squared
     )
     n = max(1.0, noisy_n.item())
+  # Released heads are public, so they may be arguments of a private statistic.
   kernels = [np.asarray(head.kernel) for head in heads]
   biases = [np.asarray(head.ranking().bias) for head in heads]
   public = integer_heads(kernels, biases)
@@ -264,6 +271,8 @@ def private_accuracies(
     mu_squared=(1 - count_share) * mu_squared,
     public=public,
   )
+  # The counts were shares of 1/√H, see `correct_predictions`. Noise may take a
+  # share out of [0, 1]; to clip it is post-processing.
   shares = hits.ravel() * math.sqrt(len(heads)) / n
   num_examples = max(1, round(n))
   accuracies = []

@@ -85,6 +85,7 @@ class PrivateHead:
     # A number that overflows float32 becomes inf here, and is refused below.
     with np.errstate(over="ignore"):
       features = array.astype(np.float32)
+    # Of finite weights, so a logit that is not finite comes from the row.
     logits = np.asarray(self.head.ranking().logits(jnp.asarray(features)))
     is_finite = np.isfinite(logits).all(axis=1)
     if not is_finite.all():
@@ -141,6 +142,8 @@ class PrivateHead:
     from it. As in receipt.json of `oneshot-dp train`, as far as arrays in
     memory can know it.
     """
+    # The numbers below are those that `receipt.derive` of the pipeline
+    # computes; it is not asked, since this package knows no files.
     trained = self.trained
     mu_squared = trained.mu_squared
     releases = []

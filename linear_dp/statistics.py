@@ -33,6 +33,8 @@ KERNEL_NORM = 2**24 // ROW_NORM
 _LOGIT_STEP = 2.0**-12
 _EXP_STEP = 2.0**-24
 _PROBABILITY_UNITS = 2.0**22
+# Devices differ in the last bits of exp. With a table of integers from the
+# host, a row adds the same bits wherever it is summed.
 _EXP_TABLE = np.rint(np.exp(-np.arange(2**16) * _LOGIT_STEP) / _EXP_STEP)
 _EXP_TABLE = _EXP_TABLE.astype(np.int32)
 
@@ -82,6 +84,8 @@ def class_sums(
 
   `sum_kernels` adds it up by a scatter, which needs no products.
   """
+  # One entry is w and the others are 0, so the norm is w without any
+  # arithmetic.
   return jnp.where(label[:, None] == classes, weight[:, None], 0)
 
 
@@ -97,6 +101,8 @@ def second_moment(row: Array, label: Array, weight: Array) -> Array:
 
   After noise, (M + Mᵀ)/2 has exactly the law of a symmetric release.
   """
+  # ‖row‖ ≤ R, so this is no longer than w. R is a power of two: the products
+  # are exact, and the truncation to integers is the only rounding.
   return row.astype(jnp.float64) * weight[:, None] * (1 / ROW_NORM)
 
 
@@ -130,6 +136,9 @@ def correct_predictions(
     kernels: [H, d, K], from `integer_heads`.
     biases: [H, K], from `integer_heads`.
   """
+  # H entries of at most w/√H have norm w together. The factor 1 − 2⁻⁴⁰ is
+  # larger than the rounding of the square root, so no row is dropped for one
+  # unit too much.
   share = jnp.floor(weight * (1 / math.sqrt(len(kernels)) * (1 - 2**-40)))
   hits = []
   for kernel, bias in zip(kernels, biases, strict=True):
@@ -189,6 +198,8 @@ def residual(
     clip: C, the norm to which softmax(l) − e_y is clipped.
     log_prior: public logarithms of class shares, [K], added to the logits.
   """
+  # The kernel's columns have norm at most 2²⁴/R, so every partial sum of a
+  # product is an integer below 2²⁴, which float32 holds: exact in any order.
   # Logits: an exact product of integers, then rounded to the grid.
   product = jnp.matmul(
     row.astype(jnp.float32), kernel.astype(jnp.float32), precision="highest"
@@ -201,6 +212,9 @@ def residual(
   index = jnp.minimum(distance, len(_EXP_TABLE) - 1).astype(jnp.int32)
   power = jnp.asarray(_EXP_TABLE)[index].astype(jnp.int64)
   p = jnp.rint(power * (_PROBABILITY_UNITS / power.sum(1, keepdims=True)))
+  # Probabilities are integers as well, so the residual and its squares are
+  # exact, and only what follows is rounded, each time by one operation on one
+  # number.
   one_hot = jax.nn.one_hot(label, p.shape[1], dtype=jnp.float64)
   r = p - one_hot * _PROBABILITY_UNITS
   # The clip: scaled by 1/C, or by 1/norm where that is shorter.
@@ -230,9 +244,14 @@ def integer_heads(
   for kernel, bias in zip(kernels, biases, strict=True):
     kernel64 = np.asarray(kernel, np.float64)
     bias64 = np.asarray(bias, np.float64)
+    # What all biases have in common ranks no class above another, and would use
+    # up the bits of the grid.
     centered = bias64 - bias64.mean()
     longest = np.sqrt(np.square(kernel64).sum(axis=0)).max()
     longest = max(longest, np.abs(centered).max(), 1e-200)
+    # A power of two, so that scaling rounds nothing. Columns of norm 2³⁰ times
+    # rows of norm 2¹⁴ stay below 2⁵³ with the bias, which is scaled as a row at
+    # norm 1 is.
     grid = 2.0 ** math.floor(math.log2(2**30 / longest))
     integer_kernels.append(np.rint(kernel64 * grid))
     scale = grid * room_in_ball(len(kernel64))
@@ -260,6 +279,7 @@ def integer_kernel(
     raise InputError(f"weights whose longest column has norm {longest}.")
   # √p/2 is what rounding adds to a column's norm at most.
   room = KERNEL_NORM - math.sqrt(len(kernel)) / 2 - 1
+  # The largest power of two that fits, so that scaling back is exact.
   power = 0
   if longest > 0:
     power = math.floor(math.log2(room / longest))

@@ -95,6 +95,8 @@ def cost(
     InputError: an ε is no guarantee, is given twice, or adds nothing, or too
       little, to what is below it.
   """
+  # Two heads of one ε would need a difference of μ² of 0, at which noise is
+  # infinite.
   if not epsilons or len(set(epsilons)) != len(epsilons):
     raise InputError(f"epsilons={[*epsilons]}: give one or more, each once.")
   ascending = sorted(epsilons)
@@ -107,6 +109,8 @@ def cost(
       f"epsilon={ascending[0]:g} is no more than the head to go on from has at"
       f" delta={delta:g}, {spent_epsilon:.4g}: give a larger one."
     )
+  # Each difference is split up further, into the steps of a head and less. What
+  # is too small for the sampler is refused here, before anything is charged.
   smallest_step = max(_MIN_SHARE_OF_STEP * budgets[-1], _MIN_MU_SQUARED)
   for smaller, larger in itertools.pairwise([spent, *budgets]):
     if larger - smaller < smallest_step:
@@ -114,6 +118,8 @@ def cost(
         f"epsilons={ascending}: one is too small, or too near to what is below"
         " it, for noise that int64 has room for: leave it out."
       )
+  # Exact, as the ledger adds fractions: the parent's charge and this one
+  # together are the μ² of the largest ε, and no bit more.
   return Fraction(budgets[-1]) - Fraction(spent_mu_squared)
 
 
@@ -141,6 +147,8 @@ def check_plan(
   """
   if head not in HEADS:
     raise InputError(f"head={head!r} must be one of {', '.join(HEADS)}.")
+  # Only what was asked for: False and None are the defaults, which every head
+  # has.
   given = {name: value for name, value in options.as_json().items() if value}
   if given and not HEADS[head].accepts_options:
     names = " and ".join(name.removesuffix("_sha256") for name in given)
@@ -156,6 +164,8 @@ def check_plan(
       f"{num_classes} classes of {feature_dim} features are too many weights:"
       " use a smaller embedding."
     )
+  # The rest is about `--from`. A parent and its successor share estimates and
+  # state, so they must be of one kind, with the same options.
   if parent_head is None:
     return
   if parent_head.mu_squared is None:
@@ -236,6 +246,8 @@ def train(
     estimates = _estimates_from_arrays(parent_head.state)
     earlier_releases = parent_head.releases
 
+  # One mechanism for all ε. Its budget is that of the largest, so whatever the
+  # heads ask for, the run cannot release more than was charged.
   sums = PrivateSums(source, mu_squared_budget, estimates)
   maker = _HeadMaker(head, sums, rows, options)
   for epsilon in sorted(epsilons):
@@ -247,6 +259,8 @@ def train(
     )
     state = result.state
     spent_mu_squared = mu_squared
+    # The head is yielded with all that was released so far: each is (ε, δ)-DP
+    # by the releases up to it, and a later one goes on from there.
     arrays = {} if state is None else state.to_arrays()
     yield TrainedHead(
       head=result.head,
@@ -328,6 +342,8 @@ class _HeadMaker:
       The head, with the state of the teacher: a larger ε goes on from that. And
       what its receipt says about the choice; nothing without unlabeled rows.
     """
+    # The share is taken off before the head sees its budget, so that head and
+    # choice together cost `new_mu_squared`, whatever kind of head it is.
     choice_share = CHOICE_SHARE if self._trainer is not None else 0.0
     result = self._spec.make(
       self._sums,

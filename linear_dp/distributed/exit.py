@@ -61,6 +61,8 @@ class LostHostExit:
 
   def raise_lost(self, cause: Exception) -> NoReturn:
     """Raises the message; nothing that JAX says afterwards is printed."""
+    # Kept for ever: from here on JAX's threads may find the loss as well, and
+    # call abort(), while this thread unwinds and prints its own line.
     self._ending.acquire()
     atexit.register(_exit_now)
     raise RunError(self.message) from cause

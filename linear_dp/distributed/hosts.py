@@ -148,6 +148,7 @@ class Hosts:
     Raises:
       InputError: on every host, if one of them has another text than host 0.
     """
+    # Each host fills its own line, so the sum over hosts has all of them.
     digests = np.zeros((self.count, 4), np.int64)
     own_digest = hashlib.sha256(text.encode()).digest()
     digests[self.index] = np.frombuffer(own_digest, np.int64)
@@ -240,6 +241,7 @@ class Hosts:
     except Exception as lost:  # JAX's own, of several types
       self._exit.raise_lost(lost)
     if messages:
+      # The lowest index first: all hosts end with the same error.
       _, message = min(messages)
       kind = InputError if message[0] == "2" else RunError
       announced = kind(message[1:])

@@ -311,6 +311,8 @@ def _descend(
 
   velocity = np.zeros_like(kernel)
   for _ in range(num_steps):
+    # The weights are public: they follow from what was released before this
+    # step.
     integers, integer_step = integer_kernel(kernel)
     gradient, _ = sums.release(
       "gradient",

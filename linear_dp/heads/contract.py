@@ -67,8 +67,12 @@ class HeadState:
     Raises:
       InputError: the head is of an older version, and had a public start.
     """
+    # Heads of one step have no state: the estimates of their class sums are
+    # enough.
     if "kernel" not in arrays:
       return None
+    # The format has no flag for this. Older heads are told apart by what they
+    # released, which is the truth that the flag would repeat.
     centered = any(name.startswith("estimate/mean/") for name in arrays)
     if "begin" in arrays:
       begin = arrays["begin"]

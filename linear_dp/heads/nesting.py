@@ -45,6 +45,8 @@ def nesting_weights(
     new_mu_squared: σ_new⁻².
     spent_mu_squared: σ'⁻², of the head before.
   """
+  # Precisions add up, as μ² does: the head is as precise as one that was
+  # trained alone with the noise of both.
   sigma = (spent_mu_squared + new_mu_squared) ** -0.5
   sigma_before = spent_mu_squared**-0.5
   sigma_new = new_mu_squared**-0.5
@@ -63,6 +65,8 @@ def moved_before(
   The map now has another scale than the map then had, so that the length of the
   weights, which the state keeps, is restored.
   """
+  # The state is kept without whitening, because a head with a larger ε releases
+  # the second moment again, and whitens by a better estimate of it.
   kernel = whitening.to_whitened(state.kernel)
   moved = kernel - whitening.to_whitened(state.begin)
   length = np.linalg.norm(kernel, axis=0).mean()

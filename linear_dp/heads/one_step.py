@@ -102,6 +102,8 @@ def one_step(
   )
   # Released sums are of rows of norm at most 1, clipped rows have C/‖r‖.
   scale = CLIP_NORM / residual_norm(num_classes) / rows.data.n
+  # From here on there is only public arithmetic. T is the sum of the noisy S_c,
+  # and is not released by itself.
   total = sums_by_class.sum(axis=0)
   gradient = jnp.asarray(
     ((INITIAL_PROBABILITY * total - sums_by_class) * scale).T, jnp.float32

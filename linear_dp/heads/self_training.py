@@ -46,6 +46,8 @@ class SelfTrainer:
   """
 
   def __init__(self, embeddings: Float32[np.ndarray, "m d"]):
+    # The covariance is that of all public rows, whatever they are named, so
+    # that it is computed and inverted once for all heads and rounds.
     wide = embeddings.astype(np.float64)
     norm = np.linalg.norm(wide, axis=1, keepdims=True)
     rows = wide / np.where(norm > 0, norm, 1)
@@ -69,6 +71,9 @@ class SelfTrainer:
       A head of embeddings at norm 1. Classes that no row was named for are
       never predicted.
     """
+    # The student never sees a private row, only the public rows and the names
+    # that a private head gave them. That is post-processing, in any number of
+    # rounds.
     names = self._names_by(teacher)
     kernel, bias = self._discriminant(names, teacher.num_classes)
     for _ in range(ROUNDS - 1):
@@ -104,6 +109,8 @@ class SelfTrainer:
 
     with the mean μ_c of class c, and Σ the covariance of all rows, with ridge.
     """
+    # A sparse product adds up the rows of each class; a dense one-hot matrix of
+    # many classes would be far larger than the rows.
     counts = np.bincount(names, minlength=num_classes)
     ones = np.ones(len(names))
     one_hot = sparse.csr_array((ones, (names, np.arange(len(names)))))
@@ -143,6 +150,8 @@ def choose_head(
   Returns:
     The head, and whether it is the student.
   """
+  # One number decides, so it is asked for once and kept out of the estimates: a
+  # later ε compares another pair of heads.
   gain, _ = sums.release(
     "self-training gain",
     rows,

@@ -59,8 +59,13 @@ def release_whitening(
   # The mean of M and Mᵀ has noise of σ on the diagonal and of σ/√2 beside it,
   # just as if a symmetric matrix had been released.
   covariance = (moment + moment.T) / 2 - n * np.outer(mean, mean)
+  # noise·√share is the σ that all of the head's μ² is worth, and √(K·d) times
+  # that the length of a gradient's noise. Directions of less variance than
+  # about this are not stretched: they would bring more noise than they tell.
   size = share * rows.data.num_classes * rows.feature_dim
   ridge = RIDGE * noise * math.sqrt(size)
+  # Without noise, for a baseline, directions of no variance would divide by
+  # zero.
   ridge = max(ridge, MIN_RIDGE_PER_ROW * n)
   matrix, inverse = inverse_square_root(covariance, ridge)
   return Whitening(matrix=matrix, inverse=inverse)
@@ -85,6 +90,8 @@ def inverse_square_root(
     values, vectors = np.linalg.eigh(covariance)
   except np.linalg.LinAlgError:
     return None, None
+  # Eigenvalues of a covariance are not negative; those that are come from
+  # noise.
   scales = 1 / np.sqrt(np.maximum(values, 0) + ridge)
   inverse_scales = np.where(scales > 1e-3 * scales.max(), 1 / scales, 0)
   matrix = (vectors * scales) @ vectors.T
@@ -106,5 +113,7 @@ def shrink_mean(
 
   Source: James & Stein, "Estimation with quadratic loss" (1961).
   """
+  # The expected squared length of the noise alone is d·sd². Where the mean is
+  # hardly longer than that, it is mostly noise, and is set to zero.
   noise = max(0, len(mean) - 2) * sd**2
   return mean * max(0.0, 1 - noise / max(float(mean @ mean), 1e-300))
