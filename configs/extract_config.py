@@ -89,6 +89,8 @@ class SourceConfig:
       raise InputError("location is empty: give a folder, file or URL.")
     for place in self.location:
       check_name("location", place)
+    # Names come back in messages, receipts and pages: none may forge a line of
+    # these.
     for class_name in self.class_names:
       check_name("name", class_name)
     if self.name:

@@ -78,6 +78,8 @@ class PublicStart:
     if not sha256:
       sha256 = hashlib.sha256(array.tobytes()).hexdigest()
     start = cls(vectors=array, sha256=sha256)
+    # `kernel` takes off what all classes have in common; what is left has to
+    # tell them apart.
     if num_classes > 1 and abs(start.kernel()).max() < _MIN_DIFFERENCE:
       raise InputError(
         "start is one vector for all classes: it ranks none above another."
@@ -160,6 +162,8 @@ class HeadOptions:
 
   def as_json(self) -> dict[str, Any]:
     """The options as a receipt states them."""
+    # Arrays are stated by their digests: a receipt that has them says which
+    # public vectors the head depends on, and stays small.
     options: dict[str, Any] = {"balanced": self.balanced}
     if self.start is not None:
       options["start_sha256"] = self.start.sha256

@@ -53,6 +53,8 @@ class Part:
     bounds = _PART.fullmatch(text.strip() or "[:]")
     if bounds is not None:
       return cls(int(bounds[1] or 0), int(bounds[2] or 100))
+    # A part by positions, as in Python, would let one row move others across
+    # the border. Whoever typed one is told the percentages instead.
     suggestion = ":80%"
     inner = text.strip(" []")
     if re.fullmatch(r"\d*%?\s*:\s*\d*%?", inner):

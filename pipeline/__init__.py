@@ -46,6 +46,8 @@ def jsonable(value: Any) -> Any:
   """
   if value is None or isinstance(value, bool | int | str):
     return value
+  # Python's encoder would write Infinity and NaN, which are not JSON: a parser
+  # that keeps to the standard refuses the whole answer.
   if isinstance(value, float):
     if math.isnan(value):
       return None

@@ -74,6 +74,8 @@ def export_head(
   """
   notes = []
   images = None
+  # Everything is made in memory before the folder: what cannot be exported
+  # leaves nothing behind.
   files = {HEAD_FILE: embeddings_program(saved.head)}
   if isinstance(backbone, str):
     notes.append(backbone)

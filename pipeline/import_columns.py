@@ -50,6 +50,8 @@ def find_columns(
   file: VectorFile, request: ImportRequest, split: str
 ) -> Columns:
   """Finds the wanted columns by their names; InputError: one is missing."""
+  # One prefix for all columns: embeddings of train_ with labels of test_ would
+  # have as many rows, perhaps, and mean nothing.
   embedding_names = candidates(request.embedding, "embedding")
   is_plain = any(name in file.shapes for name in embedding_names)
   prefixed = any(f"{split}_{name}" in file.shapes for name in embedding_names)

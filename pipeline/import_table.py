@@ -133,12 +133,16 @@ def import_table(
   )
   if unit_name is not None:
     check_unit_name(unit_name)
+  # Everything but the vectors is read and checked before the first byte is
+  # written; vectors are read in blocks while the cache is.
   name, split_name, files = _list_files(request)
   dataset = dataset_name or name
   check_name("--dataset-name", dataset)
   tables = _open_tables(request, split_name, files)
   names, num_classes_source = _resolve_classes(request, tables)
   example_id, id_source = _example_ids(request.location, tables)
+  # The width and dtype of all are those of the first block; `write_cache`
+  # refuses others.
   first = next(_embeddings(tables[0]))
   info = CacheInfo(
     dataset=dataset,
@@ -305,6 +309,9 @@ def _resolve_classes(
   if names:
     in_file = tables[0].file.class_names(tables[0].columns.label)
     return names, "class_names" if in_file else "flag"
+  # Nobody says K, so a private label decides it. The cache is marked, and a
+  # receipt says so: K, and all that has K columns, is then outside of the
+  # guarantee.
   largest = max(int(table.label.max()) for table in tables)
   k = largest + 1
   check_num_classes(

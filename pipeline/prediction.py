@@ -59,6 +59,8 @@ def backbone_of(
     InputError: the head was trained on imported features; the weights cannot be
       found; or what was found is not what the head was trained on.
   """
+  # The receipt says what decides an embedding. A head on other embeddings gives
+  # answers that look like any, so what is loaded must be the same to the bit.
   identity = saved.stated["backbone"]
   if not identity.get("preprocess"):
     raise InputError(
@@ -116,6 +118,8 @@ def of_images(
   if not len(source):
     raise InputError("there are no images: name files, or folders of them.")
   for batch in embed_images(source, backbone):
+    # Every image has a row in its place, so that names and embeddings stay
+    # together; NaN of a broken one comes out as a line without a class.
     broken_indices = []
     for index, place, fault in batch.broken:
       broken_indices.append(index)
@@ -243,6 +247,8 @@ def write_table(out: Path, table: str, *, overwrite: bool = False) -> None:
     RunError: the disk refuses.
   """
   content = table.encode()
+  # Both ways the table appears whole: a new one by a step that can only create,
+  # an old one is replaced by a rename.
   if not overwrite:
     if not write_once(out, content):
       raise InputError(

@@ -122,6 +122,8 @@ def read_start(path: Path, info: CacheInfo) -> PublicStart:
     InputError: the file does not exist, is of other classes, or has vectors of
       another width.
   """
+  # The digest goes into the receipt: it says which public vectors were assumed
+  # to be no function of the private rows.
   content = read_regular(path)
   names = info.class_names
   vectors = open_vector_file(listed_files.file_at(str(path)))
@@ -192,6 +194,8 @@ class NpzVectors:
         f"{self.path}: {name} holds Python objects, or is in Fortran's order,"
         " without rows: save numpy.ascontiguousarray of it."
       )
+    # A header may state any shape. What is allocated is bounded by a row's
+    # size, and by what the archive says that the member has.
     rows, *rest = header.shape
     row_bytes = header.dtype.itemsize * math.prod(rest)
     check_bytes(self.path, f"a row of {name!r}", row_bytes, MAX_COLUMN_BYTES)
@@ -272,6 +276,9 @@ class ParquetVectors:
 
   def _rows_at_once(self, table: Any, group: int, name: str) -> int:
     """Rows of a batch, by what the footer says that a row group unfolds to."""
+    # A few bytes of a compressed page may unfold to gigabytes. The footer
+    # states what a row group unfolds to, so batches are made as small as that
+    # needs.
     metadata = table.metadata.row_group(group)
     check_rows(self.path, metadata.num_rows)
     group_bytes = 0

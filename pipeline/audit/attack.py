@@ -108,8 +108,12 @@ def sample_canaries(
   Returns:
     The rows, of which none was read yet, and the coins [m].
   """
+  # Coins have to be fair, and independent of the noise; they need not be
+  # secret.
   coins = np.random.default_rng().random(canaries.count) < 0.5
   rows = HEADS[head].prepare_rows(canaries.with_coins(coins))
+  # Real rows may lie anywhere among their own features, which canaries do not
+  # have.
   real_space = None
   if canaries.real is not None:
     real_space = np.eye(rows.feature_dim, canaries.real.feature_dim)
@@ -128,6 +132,8 @@ def observe_training(rows: CanaryRows, claim: Claim) -> list[ObservedRelease]:
   Formal guarantees: those of `train`, whatever the coins, with n the number of
   real rows and canaries. Of real rows it is to be charged before.
   """
+  # The code under attack is the product's own: the head's function, its rows,
+  # and the mechanism, which is only watched.
   budget = mu_squared_from_epsilon(claim.epsilon, claim.delta)
   sums = _ObservedSums(budget)
   options = HeadOptions(balanced=claim.balanced)
@@ -183,6 +189,8 @@ def find_faults(
   faults = []
   earlier_noise = np.zeros(0)
   for release in observed:
+    # Of synthetic rows all is known, so what is left after the exact sum is the
+    # noise itself, in units of what is claimed for it.
     exact = release.added.total(coins.astype(np.float64))
     noise = (release.value - exact) / release.noise_multiplier
     if not _is_on_grid(release.value * (unit_weight * ROW_NORM)):
@@ -191,6 +199,7 @@ def find_faults(
     chance = stats.chi2.cdf(sd**2 * noise.size, noise.size)
     if noise.size >= _MIN_NUMBERS and not _CHANCE < chance < 1 - _CHANCE:
       faults.append(f"{release.name}: noise is {sd:.3g} times what is claimed")
+    # Two noisy sums with the same noise have a difference without any.
     if any(_are_alike(noise[0], other) for other in noise[1:]):
       faults.append(f"{release.name}: classes share noise")
     if _are_alike(earlier_noise, noise.ravel()):

@@ -70,6 +70,7 @@ def bounds_from_scores(
   """
   from jax_privacy.auditing import CanaryScoreAuditor, Explicit
 
+  # Scores of canaries that were in the data, and of those that were not.
   auditor = CanaryScoreAuditor(scores[coins], scores[~coins])
   blind = CanaryScoreAuditor(blind_scores[coins], blind_scores[~coins])
   # The threshold is a function of the scores alone: it knows no coin either.
@@ -77,6 +78,8 @@ def bounds_from_scores(
   blind_epsilon = blind.epsilon_one_run_fdp(
     ERROR, delta, threshold_strategy=Explicit(threshold)
   )
+  # Every canary is guessed, at the threshold 0 that was fixed beforehand: to
+  # choose the best threshold afterwards would need a wider interval.
   right = int(((scores > 0) == coins).sum())
   return Bounds(
     gaussian=epsilon_from_guesses(right, len(coins), delta),
@@ -101,6 +104,7 @@ def epsilon_from_guesses(right: int, total: int, delta: float) -> float:
   test = stats.binomtest(right, total, alternative="greater")
   probability = test.proportion_ci(1 - ERROR, method="exact").low
   mu = 2 * float(stats.norm.ppf(probability))
+  # No more right guesses than by chance: nothing was shown.
   if mu <= 0:
     return 0.0
   return epsilon_of(mu**2, delta)

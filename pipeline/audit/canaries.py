@@ -255,6 +255,8 @@ def _orthonormalized(
   The part of vector i that is orthogonal to those before it is as long as the
   i-th entry of R's diagonal.
   """
+  # QR leaves signs open. They are chosen so that each vector points along its
+  # own probe: a canary that is there makes its score larger.
   q, r = np.linalg.qr(vectors.swapaxes(1, 2))
   diagonal = np.diagonal(r, axis1=1, axis2=2)
   sign = np.where(diagonal < 0, -1.0, 1.0)
@@ -310,6 +312,8 @@ class CanaryRows(Rows):
     """Maps the rows, the canaries alone, and the space of real rows."""
     space = self.real_space
     if space is not None:
+      # Where rows z may lie, (z − c)·A lies in the span of the mapped basis and
+      # of c·A.
       factor = np.eye(len(center)) if matrix is None else matrix
       spanned = np.concatenate([space.T @ factor, (center @ factor)[None]])
       space = np.linalg.qr(spanned.T)[0]

@@ -56,6 +56,8 @@ def canaries_among(
   """
   per_direction = max(1, real.num_classes // 2)
   if count is None:
+    # The interval of μ narrows with the root of the number of guesses, and a
+    # small μ needs a narrow one.
     most = min(MAX_CANARIES, per_direction * _MAX_REAL_DIM)
     useful = math.ceil(_ENOUGH**2 / mu_squared)
     count = min(most, max(_MIN_CANARIES, useful))
@@ -77,6 +79,8 @@ def audit_synthetic(
   blind_scores = []
   all_coins = []
   faults: list[str] = []
+  # Coins are tossed anew in each run. Guesses of all runs are counted together:
+  # given the coins they are independent, as their noise is.
   for _ in range(runs):
     rows, coins = sample_canaries(canaries, claim.head)
     observed = observe_training(rows, claim)

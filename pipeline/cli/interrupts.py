@@ -54,6 +54,8 @@ class Interrupts:
         self._previous_handlers[number] = handler
     if not self._previous_handlers:
       return self
+    # The thread waits for a byte in this pipe. It is a daemon: a command that
+    # ends by itself does not wait for it.
     reader, self._wakeup_writer = os.pipe()
     os.set_blocking(self._wakeup_writer, False)
     threading.Thread(target=self._watch, args=(reader,), daemon=True).start()

@@ -111,6 +111,8 @@ def _run(argv: list[str]) -> int:
 
 def _answer(argv: list[str], stop: Interrupts) -> tuple[str, Answer | None]:
   """Returns the text to print, and the answer of the command, if one ran."""
+  # Words are printed in messages, and stored as names: one that forges a line
+  # of output is refused before anything reads it.
   for word in argv:
     if escaped(word) != word or "\n" in word:
       raise InputError(f"{word!a} has control characters: leave them out.")
@@ -127,6 +129,7 @@ def _answer(argv: list[str], stop: Interrupts) -> tuple[str, Answer | None]:
     shell = value or " ".join(words)
     return _completion(shell), None
   command = load_command(name)
+  # `--help` asks for help wherever it stands, also behind flags that are wrong.
   before_dashes = words[: words.index("--")] if "--" in words else words
   if {"-h", "--help"} & set(before_dashes):
     return _help_of(name), None
@@ -145,6 +148,7 @@ def _answer(argv: list[str], stop: Interrupts) -> tuple[str, Answer | None]:
 
 def _print_answer(text: str, answer: Answer | None) -> None:
   """Prints an answer and its faults; raises its failure, if there is one."""
+  # The answer comes first: what was found is shown even if it is a failure.
   if text:
     print(escaped(text), flush=True)
   if answer is None:

@@ -171,6 +171,8 @@ def _attack_real_rows(request: AuditRequest, path: Path) -> Answer:
   )
   _check_memory_of_canaries(plan, request.head, canaries)
 
+  # The run costs what a training run at this ε costs, and is charged in its
+  # place, under a description that says what it was for.
   (request_of_rows,) = plan.charge_requests
   (charge,) = request_of_rows.charges
   charge = msgspec.structs.replace(
@@ -191,6 +193,8 @@ def _attack_real_rows(request: AuditRequest, path: Path) -> Answer:
   for line in lines:
     print(line, file=sys.stderr)
 
+  # An audit that was killed before its answer was noted is found by this, and
+  # is not charged again. Coins and noise are drawn anew.
   identity = {
     "audit": claim,
     "canaries": canaries.count,
@@ -246,6 +250,8 @@ def answer_of(
     faults: what else was found wrong.
     where: what was attacked, in words.
   """
+  # Each of the two bounds is above the true ε in 2.5 % of audits at most, so
+  # the larger one in 5 %.
   all_faults = list(faults)
   worst = max(bounds.gaussian, bounds.blind)
   if worst > claim.epsilon:

@@ -59,6 +59,8 @@ def run(flags: Flags) -> Answer:
   """Sets a cap, if one is given, and shows the ledger."""
   from oneshot_dp.pipeline.ledger.ledger import Ledger, open_existing_ledger
 
+  # Who only looks must have named a ledger that exists: an empty answer from a
+  # mistyped path would read as "nothing was spent".
   if flags.max_epsilon is None:
     ledger = open_existing_ledger(flags.ledger)
   else:
@@ -188,6 +190,8 @@ def _spending_of(
   from oneshot_dp.linear_dp.accounting import epsilon_of, sum_mu_squared
 
   charges = [entry for entry in entries if entry.kind == "charge"]
+  # ε belongs to a δ. With a cap it is the cap's, so that both can be compared;
+  # else the smallest that was charged, at which ε is largest.
   if cap is not None:
     delta = cap.delta
   else:

@@ -36,6 +36,7 @@ def run(flags: Flags) -> Answer:
   out = flags.out
   if is_url(out):
     raise InputError(f"--out {out}: name a folder on a disk.")
+  # The results come last, so where they are, everything is done.
   results = out / _RESULTS
   if results.exists():
     return Answer(

@@ -51,6 +51,9 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.ledger.ledger import open_existing_ledger
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
+  # What is exported is meant to leave. Weights without noise never do, whatever
+  # the ledger says; a head that the ledger does not know goes with that
+  # sentence.
   saved = read_head(flags.head)
   if not saved.trained.private:
     raise InputError(f"{flags.head} is {NOT_PRIVATE}: it is not exported.")

@@ -237,6 +237,9 @@ def job_of(flags: Flags) -> ExtractConfig:
   """
   if not flags.source:
     raise InputError("give a SOURCE, such as a folder of images; see --help.")
+  # A word that is neither a file nor looks like a place is an experiment's
+  # name: a folder that happens to be called like one is read, and not taken for
+  # it.
   job = ExtractConfig(source=SourceConfig(location=flags.source))
   first = flags.source[0]
   is_place = os.path.lexists(first) or bool(_PLACE_SIGNS & set(first))
@@ -278,6 +281,8 @@ def job_of(flags: Flags) -> ExtractConfig:
 
 def _with_given(config: Any, **values: Any) -> Any:
   """Returns a config with those values that were given."""
+  # None and () are flags that were not given, so a flag cannot be set back to
+  # them.
   given = {
     name: value for name, value in values.items() if value not in (None, ())
   }

@@ -79,6 +79,8 @@ def run(flags: Flags) -> Answer:
     return _inspect_images(flags)
   if flags.class_names or flags.num_classes is not None or flags.units:
     raise InputError(f"{path} is a {kind}: these flags are for images.")
+  # A fault is the answer here, and not an error: the exit status says that
+  # there is one, and what could be read is shown.
   looks = {
     "cache": _inspect_cache,
     "head": _inspect_head,
@@ -115,6 +117,8 @@ def is_cache(path: str) -> bool:
 def _kind_of(path: str) -> str:
   from oneshot_dp.extract import storage
 
+  # In a bucket only a cache is looked for: heads, runs and ledgers are on
+  # disks.
   if is_cache(path):
     return "cache"
   if storage.is_url(path):

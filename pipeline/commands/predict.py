@@ -97,6 +97,8 @@ def run(flags: Flags) -> Answer:
     text = table.rstrip("\r\n")
   else:
     write_table(flags.out, table, overwrite=flags.overwrite)
+  # Nothing is dropped in silence: what has no class is named here, and has a
+  # line in the table.
   faults = [f"broken, without a class: {name}" for name in broken]
   faults += [f"passed over, without a class: {name}" for name in others]
   facts: dict[str, object] = {

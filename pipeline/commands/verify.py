@@ -54,6 +54,8 @@ def _verify_head(flags: Flags) -> Answer:
   failure = None
   if verdict.faults:
     failure = RunError(f"{flags.path}: {len(verdict.faults)} fault(s) found.")
+  # What the ledger says weighs more than faults of files: without it nobody can
+  # tell that there is noise at all. So its failures replace the one above.
   if verdict.status is LedgerStatus.NO_LEDGER:
     failure = RunError(
       f"{flags.path} is not verified: no ledger was found; name the one that"

@@ -98,6 +98,8 @@ def write_head(
   Raises:
     RunError: the disk refuses.
   """
+  # The receipt names the other files by their digests, so they are made in
+  # memory first, and the receipt after them. The card is made of the receipt.
   weights = _to_safetensors(
     {"kernel": trained.head.kernel, "bias": trained.head.bias}
   )
@@ -117,6 +119,7 @@ def write_head(
     RECEIPT_FILE: (json.dumps(receipt, indent=2) + "\n").encode(),
     CARD_FILE: render_card(receipt).encode(),
   }
+  # The folder of a head that is NOT PRIVATE is closed before anything is in it.
   with disk_errors(folder):
     folder.mkdir(parents=True, exist_ok=True)
     if not trained.private:
@@ -144,6 +147,8 @@ def read_head(path: str | os.PathLike) -> SavedHead:
   stated = receipt["stated"]
   weights = _read_weights(folder, stated)
   state = _read_releases(folder, stated)
+  # The card says the guarantee to people, so it may not differ from the
+  # receipt. It is a function of it, and is made again to compare.
   card = read_regular(folder / CARD_FILE, _MOST_RECEIPT_BYTES)
   if card != render_card(receipt).encode():
     raise _damaged(folder / CARD_FILE, "it belongs to another receipt")
@@ -204,6 +209,8 @@ def save_head(
   """
   if not isinstance(head, PrivateHead):
     raise InputError("save_head takes a head, and then where to save it.")
+  # A head of arrays has no cache; its receipt states what is known all the
+  # same.
   info = CacheInfo(
     dataset=dataset,
     split=split,
@@ -258,6 +265,8 @@ def _write_new_file(path: Path, content: bytes, *, is_private: bool) -> None:
   """
   mode = 0o666 if is_private else 0o600
   with disk_errors(path):
+    # O_EXCL refuses what is there already, links included: nothing can be put
+    # in the way that is written through.
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(handle, "wb") as file:
       file.write(content)
@@ -285,6 +294,8 @@ def _read_weights(folder: Path, stated: Mapping[str, Any]) -> LinearHead:
   path = folder / WEIGHTS_FILE
   d = stated["feature_dim"]
   k = stated["num_classes"]
+  # The receipt was checked, but anybody may have written it: sizes bound what
+  # is read before it is read, and shapes are compared after.
   weights = _read_safetensors(path, stated["weights_sha256"], 4 * (d + 1) * k)
   form = {name: (array.shape, array.dtype) for name, array in weights.items()}
   if form != {"kernel": ((d, k), np.float32), "bias": ((k,), np.float32)}:
@@ -318,6 +329,8 @@ def _read_safetensors(
   path: Path, expected_sha256: str, num_bytes: int
 ) -> dict[str, np.ndarray]:
   """The arrays of a file that the receipt names, of at most so many bytes."""
+  # The digest comes before the parser: safetensors sees only bytes that the
+  # receipt names.
   content = read_regular(path, num_bytes + _HEADER_BYTES)
   if sha256(content) != expected_sha256:
     raise _damaged(path, "its receipt belongs to another file")

@@ -55,6 +55,8 @@ def render_card(
   Returns:
     The text of README.md; public.
   """
+  # Rounded up to a hundredth of a percent: what the card says an adversary can
+  # reach may not be below it.
   epsilon = receipt["follows"]["epsilon"] or 0.0
   delta = receipt["stated"]["delta"] or 0.0
   percent = math.ceil(10_000 * right_guesses(epsilon, delta)) / 100

@@ -208,8 +208,11 @@ def derive(stated: Mapping[str, Any]) -> dict[str, Any]:
   Returns:
     The fields of `Follows`.
   """
+  # A baseline: without noise there is no ε, and not an ε of 0.
   if not stated["releases"]:
     return msgspec.structs.asdict(Follows())
+  # From what was released, not from what was asked for: noise is rounded up, so
+  # ε comes out a little below the one that was charged, and never above.
   mu_squared = accounting.sum_mu_squared(
     release["count"] / Fraction(release["noise_multiplier"]) ** 2
     for release in stated["releases"]
@@ -243,6 +246,8 @@ def check_receipt(receipt: Any) -> None:
 
 def _count_releases(releases: Sequence[Release]) -> tuple[Releases, ...]:
   """Consecutive releases of one kind and noise multiplier, counted."""
+  # A head of `auto` releases dozens of gradients alike. Order is kept: only
+  # neighbors are put together.
   counted = []
   for alike, repeats in itertools.groupby(releases, _without_count):
     counted.append(
@@ -271,6 +276,8 @@ def _check_stated(stated: Stated) -> None:
   """Refuses names that are none, and statements that contradict each other."""
   for name in (stated.dataset, stated.split, *stated.class_names):
     check_name("a name", name)
+  # What follows from the rest is compared with it, so that an edit of one field
+  # shows: a baseline, say, cannot be called private.
   has_noise = bool(stated.releases)
   uses_system_noise = stated.noise_source == NoiseSource().description
   _check_equal("num_classes", stated.num_classes, len(stated.class_names))

@@ -66,6 +66,8 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
   Raises:
     InputError: there is no head, or the ledger is damaged.
   """
+  # Of the bytes as they are, before anything is parsed: the ledger is asked
+  # even where the files are damaged.
   weights_sha256 = sha256(
     read_regular(path / WEIGHTS_FILE, _MOST_WEIGHTS_BYTES)
   )
@@ -111,7 +113,11 @@ def earlier_head(
   """
   saved = read_head(path)
   verdict = verify_head(path, ledger)
+  # The head, and those that it continues from: their charges together are what
+  # its releases cost.
   paid = ledger.paid(saved.stated["charge"])
+  # The cache's fingerprint is of public metadata, and another cache may share
+  # it. The private digest is of the rows, and only the ledger has it.
   trained_on = ""
   if paid:
     trained_on = paid[0].identity.get("private_digests", [""])[0]
@@ -144,6 +150,7 @@ def _difference_to_ledger(
     return "these weights were not released for any of its charges"
   if saved is None or saved.receipt_sha256 != released.receipt_sha256:
     return "these weights were released, but with another receipt"
+  # What is NOT PRIVATE has no cost: it must be in the ledger all the same.
   cost = 0.0
   if saved.trained.private:
     cost = saved.receipt["follows"]["mu_squared"]

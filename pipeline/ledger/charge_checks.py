@@ -28,6 +28,8 @@ def check_requests(
   """
   for request in requests:
     _check_rows_have_one_name(ledger, request, requests)
+  # All charges of a command for one data set are checked together: each alone
+  # may fit under a cap that their sum breaks.
   new_charges: dict[str, list[LedgerEntry]] = {}
   for request in requests:
     if request.charges:
@@ -62,6 +64,8 @@ def _check_rows_have_one_name(
   shared = []
   for name, (num_rows, _) in shared_with_datasets(ledger, request.keys).items():
     shared.append((name, num_rows))
+  # Two caches of one command may have rows in common as well, before the ledger
+  # knows either of them.
   for other in requests:
     shared.append((other.dataset, count_shared(request.keys, other.keys)))
   for name, num_rows in shared:
@@ -114,6 +118,7 @@ def _check_cap(
       f"{names}: the cap of {dataset!r}, {cap}, covers nothing that is NOT"
       " PRIVATE; leave it out, or use a data set without a cap."
     )
+  # Fractions: a cap is neither broken by a rounding error nor missed by one.
   already_spent = spent(old)
   if spent(new) > cap.mu_squared - already_spent:
     raise InputError(

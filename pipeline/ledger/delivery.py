@@ -113,11 +113,16 @@ class Delivery:
         ledger refuses. Nothing was charged.
       RunError: the disk refuses.
     """
+    # With the lock, no other process of this machine changes what is found
+    # here.
     self._output.lock()
     self._try_the_room()
     # Heads of a killed run: either the ledger has noted them, and they are to
     # be shown; or nobody has seen them, and they are made anew.
     found = find_heads(self.folder)
+    # When this returns, the charge is on the disk, and noise may be drawn. What
+    # can fail was tried before: a failure from here on costs a budget, until
+    # the same run is tried again.
     ids = self._ledger.charge(
       self._requests, self._output.path, self._identity, found or None
     )

@@ -111,6 +111,8 @@ class LedgerEntry(
 
   def __post_init__(self):
     """Refuses numbers that whoever reads the entry could not compute with."""
+    # Entries come from a file that may be damaged. What passes here can be
+    # added up, and converted to an ε, by everybody who reads it.
     cost = Fraction(self.mu_squared or 0)
     if cost > _MOST_MU_SQUARED:
       raise ValueError("a cost is too large")
@@ -141,6 +143,7 @@ def count_shared(
 
   Different kinds of keys may find different copies; the largest count is taken.
   """
+  # Not the sum over kinds: a row that two kinds of keys recognize is one row.
   most = 0
   for kind in kinds:
     if kind in one and kind in other:
@@ -171,6 +174,7 @@ def remaining_epsilon(cap: Cap, spent_mu_squared: Fraction) -> float:
 
   It has five digits, rounded down: a release of this ε at the cap's δ fits.
   """
+  # Negative if more was spent before the cap was set; then no ε fits.
   remaining = cap.mu_squared - spent_mu_squared
   rounded_down = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
   # `epsilon_of` is right to a few units in the last place. Begin a little

@@ -48,6 +48,8 @@ def default_ledger() -> Path:
   Raises:
     InputError: there is neither.
   """
+  # One file for all data sets of a user, wherever a command is typed: what was
+  # spent in a ledger that nobody names any more is not counted.
   chosen = os.environ.get("ONESHOT_DP_LEDGER")
   if chosen:
     return Path(chosen)
@@ -154,6 +156,8 @@ class Ledger:
       InputError: the cap is not a privacy guarantee, or the rows are another
         data set's.
     """
+    # Computed here, so that a cap that is no guarantee is refused before the
+    # ledger is opened.
     most = cap.mu_squared
     rows = ChargeRequest(dataset=dataset, charges=(), keys=keys or {})
     with self._write() as ledger:
@@ -166,6 +170,9 @@ class Ledger:
           kind="cap", dataset=dataset, epsilon=cap.epsilon, delta=cap.delta
         )
       )
+    # A cap is a filter: it proves something only about releases that were
+    # chosen after it was set. What it does not prove is said now, not when it
+    # is relied on.
     warnings = []
     unproven = "what was seen before may have led to it: no proven guarantee."
     if old_cap and (most > old_cap.mu_squared or cap.delta > old_cap.delta):
@@ -214,6 +221,9 @@ class Ledger:
     with_rows = {**identity, "rows": _digest_of_rows(requests)}
     identity = json.loads(json.dumps(with_rows))
     with self._write() as ledger:
+      # A charge of this run that nobody has seen a result of is used again.
+      # Nobody but the very same run may: another one would release something
+      # else for it.
       unfinished = _find_unfinished(ledger, str(run), heads)
       if unfinished:
         _check_same_run(unfinished[-1], identity, run)

@@ -58,6 +58,8 @@ class StagedOutput:
         is at `path` already.
       RunError: the disk refuses.
     """
+    # Links are resolved once: the lock, the staging folder and the rename are
+    # then about the same place, and in one file system.
     self.path = _resolve_output(self._out)
     work_folder = self.path.with_name(f".{self.path.name}.unfinished")
     self.staging = work_folder / "whole"
@@ -126,6 +128,8 @@ def _lock_folder(folder: Path, out: Path) -> int:
   lives.
   """
   while True:
+    # In a shared folder somebody else may have made it first, and could read
+    # what is staged in it.
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
       raise InputError(
@@ -144,4 +148,6 @@ def _lock_folder(folder: Path, out: Path) -> int:
           f"another run is writing {out}; wait for it, or choose another place."
         ) from None
       if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
+        # The lock belongs to the open file, not to the handle that is closed
+        # here: the duplicate keeps it.
         return os.dup(file.fileno())

@@ -25,6 +25,8 @@ from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.files import write_once
 from oneshot_dp.pipeline.ledger.entries import LedgerEntry, sha256
 
+# SQLite keeps both numbers in the file's header, where another program's
+# database has others. A later format would have another version.
 _FORMAT = {"application_id": 0x1DBB_AD6E, "user_version": 1}
 _SCHEMA = (
   "CREATE TABLE entry (seq INTEGER PRIMARY KEY, body TEXT NOT NULL,"
@@ -32,6 +34,8 @@ _SCHEMA = (
   "CREATE TABLE last (seq INTEGER NOT NULL, digest TEXT NOT NULL)",
 )
 _FIRST_DIGEST = hashlib.sha256(b"oneshot-dp ledger").hexdigest()
+# SQLITE_ERROR is among these: our statements are valid, so when one of them
+# fails, the schema is not what it was.
 _DAMAGED = (
   sqlite3.SQLITE_CORRUPT,
   sqlite3.SQLITE_NOTADB,
@@ -58,11 +62,15 @@ class Transaction:
     self.entries: list[LedgerEntry] = []
     self._path = path
     self._digest = _FIRST_DIGEST
+    # The whole chain is read, keys included, even to ask for one data set: an
+    # edit anywhere is found by the next command, whatever that is about.
     rows = connection.execute(
       "SELECT seq, body, digest, keys FROM entry ORDER BY seq"
     )
     for row in rows:
       self._append_checked(*row)
+    # A chain does not show that entries at its end are missing. This row does:
+    # it is written in the same transaction as the last entry.
     last = connection.execute("SELECT seq, digest FROM last").fetchall()
     if last != [(len(self.entries), self._digest)]:
       raise damaged(path, "entries at its end are missing")
@@ -107,6 +115,8 @@ class Transaction:
     parts = [np.empty(0, np.uint64)]
     for seq, entry in enumerate(self.entries, start=1):
       if entry.dataset == dataset and entry.key_kind == key_kind:
+        # Keys were compared with their digests above, and not kept: they are
+        # most of the file, and most commands need none.
         ((blob,),) = self.connection.execute(
           "SELECT keys FROM entry WHERE seq = ?", (seq,)
         )
@@ -118,6 +128,7 @@ class Transaction:
   ) -> None:
     """Adds an entry, as of now, and for "rows" their keys beside it."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    # Little-endian on every machine, since the digest is of these bytes.
     blob = None
     keys_sha256 = ""
     if keys is not None:
@@ -179,16 +190,23 @@ def transaction(
       write_once(path.resolve(), new.serialize())
   try:
     with contextlib.closing(_connect(path, wait, write)) as connection:
+      # The file may come from elsewhere: a view or trigger in its schema must
+      # not call functions before the schema is compared with ours.
       connection.execute("PRAGMA trusted_schema = OFF")
       connection.execute("PRAGMA synchronous = EXTRA")
       _check_format(path, connection)
       connection.execute("PRAGMA journal_mode = DELETE")
+      # IMMEDIATE takes the write lock before anything is read. Two processes
+      # that read first, and write later, could both find that their charge fits
+      # under the cap.
       connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
       if write:
         # A read-only file is found out by a write alone, and it is to be found
         # out now.
         connection.execute("UPDATE last SET seq = seq")
       yield Transaction(path, connection)
+      # Reached only if the block ended without an error. Otherwise the
+      # connection is closed within the transaction, which rolls it back.
       connection.commit()
   except sqlite3.Error as error:
     raise _readable_error(path, error) from error

@@ -173,6 +173,8 @@ def train_steps(
   samples = batch_selection.CyclicPoissonSampling(
     sampling_prob=batch_rows / n, iterations=iterations
   )
+  # Poisson samples, since the accountant assumes them: each row is in each
+  # batch by a coin of its own, so batches have different sizes and are padded.
   for sample in samples.batch_iterator(n, rng=_SEED):
     # Row −1 is padding. One at least, as a sample may be empty.
     padded = np.append(sample, -1)

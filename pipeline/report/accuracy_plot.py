@@ -135,6 +135,8 @@ def _svg_content(figure: Figure, salt: str) -> str:
   # A salt of its own, so that ids differ between the charts of a page.
   with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
     figure.savefig(file, format="svg", metadata=no_metadata, transparent=True)
+  # The chart becomes a part of the page, so it may not bring rules of its own,
+  # which would hold for the whole page.
   text = re.sub(r"<style.*?</style>", "", file.getvalue(), flags=re.DOTALL)
   text = text.partition("<svg")[2].partition(">")[2]
   # The page's letters, and its colors, which may be light on dark.
@@ -155,6 +157,8 @@ def _draw(
   all_series = _series_of(rows)
   is_wide = inches[0] > _INCHES[0] / 1.1
   columns = 2 if is_wide else 1
+  # The legend is below the axes and takes a line or more: the figure grows by
+  # that, and the axes keep their size.
   entries = sum(
     bool(series.draws) + (series.baseline is not None) for series in all_series
   )

@@ -119,10 +119,14 @@ def write_report(directory: Path) -> Path:
     InputError: the directory is of neither a run nor a head, or is damaged.
     RunError: the disk refuses.
   """
+  # The page is made of files that may come from anywhere; `read_run` checks
+  # them.
   run = read_run(directory)
   content = render_page(run).encode()
   page = directory / PAGE
   unfinished = directory / f".{PAGE}.new"
+  # Written beside the page and renamed, so that nobody sees half of one. A new
+  # file has mode 0600 until it is known to be as public as the results.
   with disk_errors(page), contextlib.ExitStack() as cleanup:
     unfinished.unlink(missing_ok=True)  # of a run that was killed
     cleanup.callback(unfinished.unlink, missing_ok=True)
@@ -157,6 +161,8 @@ def render_page(run: Run) -> str:
 
 
 def _template_values(run: Run) -> dict[str, Any]:
+  # The templates refuse a name that is missing, so that no mistake is hidden:
+  # every value is given, also where there is nothing to show.
   chosen = _choose_draws(run.rows)
   receipt = run.receipts[chosen[0].path]
   private_rows = [row for row in run.rows if math.isfinite(row.epsilon)]
@@ -221,6 +227,7 @@ def _confusion_values(
   matrices = [row.confusion for row in chosen if row.confusion is not None]
   if not matrices:
     return {}
+  # A mean over draws: one draw is as good an answer as another.
   counts = np.mean(np.array(matrices, np.float64), axis=0)
   shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
   matrix = []

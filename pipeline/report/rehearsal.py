@@ -84,6 +84,9 @@ def rehearse_report(run: PlannedRun) -> None:
   Raises:
     InputError: something of the run cannot be shown.
   """
+  # The same code in the same order as after training, written to nowhere: names
+  # that cannot be printed, and numbers that no axis has room for, are found
+  # now.
   rows = [_placeholder_row(run, i) for i in range(len(run.heads))]
   facts = {
     "dataset": run.info.dataset,
@@ -156,6 +159,7 @@ def _placeholder_receipt(run: PlannedRun, head: PlannedHead) -> dict[str, Any]:
   """A receipt as the head's will be, of weights of zeros."""
   shape = (run.info.feature_dim, run.info.num_classes)
   is_baseline = math.isinf(head.epsilon)
+  # One release that stands for all: the page shows what they cost together.
   releases: tuple[Release, ...] = ()
   if not is_baseline:
     sigma = mu_squared_from_epsilon(head.epsilon, run.delta) ** -0.5

@@ -171,6 +171,7 @@ def accuracy_interval_95(
   Returns:
     The ends of the interval, within [0, 1].
   """
+  # A noisy count was clipped already; a mean of draws may be off by rounding.
   share = min(max(accuracy, 0.0), 1.0)
   low, high = accuracy_interval(share, test.num_examples)
   noise = _NORMAL_95 * test.accuracy_sd

@@ -120,6 +120,8 @@ def read_run(directory: Path) -> Run:
   results = parse_results(file, read_regular(file))
   receipts = {}
   for row in results.rows:
+    # A path in results.json may be anything, such as "../../other": a report
+    # about one folder shows nothing of another.
     head_folder = directory / row.path
     if not head_folder.resolve().is_relative_to(directory.resolve()):
       raise InputError(f"{file} names {row.path!r}, outside of {directory}.")
@@ -175,6 +177,7 @@ def parse_results(file: Path, text: bytes) -> Results:
 
 def _check_numbers(row: HeadRow) -> None:
   """ValueError: a number is not what a run writes."""
+  # NaN fails these comparisons, so it is refused with what is out of bounds.
   fractions = {"top1": row.top1, "top5": row.top5, "balanced": row.balanced}
   for i, share in enumerate(row.recall or ()):
     fractions[f"recall of class {i}"] = share
@@ -199,6 +202,8 @@ def _check_against_receipt(
 ) -> None:
   """InputError: results.json says another thing of a head than its receipt."""
   known = _row_of_receipt(receipt, row.path)
+  # The receipt is what the ledger vouches for. A results.json that was edited
+  # could otherwise give a head another ε.
   pairs: dict[str, tuple[Any, Any]] = {
     "head": (row.head, known.head),
     "private": (row.private, known.private),

@@ -141,6 +141,8 @@ def _compare_caches(
   info = public.cache.info
   private_info = private.cache.info
   notes = []
+  # Rows are compared by content, so that a copy under another name, id or label
+  # is found; nobody has to say which files belong together.
   rows = count_shared(public.keys, private.keys)
   units = 0
   # A unit's number means something within one data set alone.

@@ -119,6 +119,8 @@ class EvalRows:
       return Scores(accuracies, self.facts_of_exact_counts(accuracies[0]))
     # Of a part, only the mean number of rows is public.
     count_is_private = not self.role.cache.part.is_whole
+    # All heads are scored by one release, see `private_accuracies`: what
+    # accuracies cost does not depend on how many heads there are.
     mu_squared = self.budget.mu_squared
     sums = PrivateSums(self.source, mu_squared)
     accuracies = private_accuracies(
@@ -129,6 +131,8 @@ class EvalRows:
       count_units=count_is_private,
     )
     num_examples = accuracies[0].num_examples
+    # The last release is the counts of right answers; the number of units, if
+    # it is released at all, comes before. Each count was multiplied by √H.
     noise_multiplier = float(sums.releases[-1].noise_multiplier)
     accuracy_sd = noise_multiplier * math.sqrt(len(heads)) / num_examples
     facts = self.facts_of_noisy_counts(num_examples, accuracy_sd)
@@ -197,6 +201,7 @@ def open_eval_rows(
       of it cannot be scored.
   """
   cache = open_cache(eval_set.cache, eval_set.part)
+  # δ is compared with n of the test rows: those are whose labels are protected.
   budget = None
   if eval_set.private_epsilon is not None:
     if delta is None:
@@ -211,6 +216,8 @@ def open_eval_rows(
       delta, cache.n, allow_weak_privacy=allow_weak_privacy
     )
     budget = EvalBudget(eval_set.private_epsilon, delta)
+  # A unit's rows one by one, each at its share of the unit's weight: accuracy
+  # is about rows, and means of a unit's classes are no rows.
   rows = rows_of(data_of(cache, hosts), per_row=True)
   rows.validate()
   role = CacheRole(cache, "public" if budget is None else "private", flag)
@@ -237,6 +244,8 @@ def score_head(
       another backbone or other classes; rows that the ledger holds as
       private, and no --private-eval; or the charge would exceed the cap.
   """
+  # Public or private is settled before anything is scored: an exact accuracy
+  # cannot be taken back.
   saved = read_head(request.head)
   if request.eval_set.private_epsilon is None:
     ledger = open_existing_ledger(request.ledger)
@@ -271,6 +280,9 @@ def _score_exactly(
   """Scores on public labels, once it is clear that they are public."""
   if request.delta is not None or request.noise_seed is not None:
     raise InputError("--delta and --noise-seed are for --private-eval only.")
+  # Two checks, because either may know what the other does not: the receipt
+  # names the cache that the head was trained on, the ledger knows rows by
+  # content.
   _refuse_training_rows(saved, eval_rows)
   notes = check_roles(
     [eval_rows.role],

@@ -15,6 +15,8 @@ def is_finished(plan: Plan) -> bool:
   out = plan.request.out
   if not out.is_dir():
     return False
+  # By bytes, not by names: the ledger knows the SHA-256 of the weights that it
+  # released, so heads that were exchanged or edited are another run's.
   found = find_heads(out)
   noted = plan.ledger.heads()
   if not found or not found.items() <= noted.items():

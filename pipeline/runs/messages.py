@@ -23,6 +23,8 @@ def warnings_of(plan: Plan) -> list[str]:
       " guarantee holds only if it is public: import with --num-classes"
     )
   warnings += _similar_class_names(info.class_names)
+  # By n and K, which are public: a warning that followed from the true number
+  # of rows of a class would give it away.
   rows_of_class = plan.train.cache.n / info.num_classes
   noise_multiplier = noise_multiplier_of(plan)
   if rows_of_class < _FEW_ROWS * noise_multiplier:

@@ -117,6 +117,7 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
   Raises:
     InputError: the first thing that is wrong; nothing was charged.
   """
+  # Numbers come first: who mistypes one should not wait until rows are read.
   _check_numbers(request)
   ledger = Ledger(request.ledger)
   source = NoiseSource(request.noise_seed)
@@ -129,10 +130,14 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
     parent = earlier_head(request.parent, ledger, train.cache, request.delta)
   options = _choose_options(request, train, parent, unlabeled)
 
+  # The price follows from public numbers alone, and so does the memory: both
+  # are refused before any training row is read.
   mu_squared = cost(request.epsilons, request.delta, spent_mu_squared(parent))
   jobs = price_jobs(request, train.cache.info, source, mu_squared, parent)
   check_memory_of_heads(request, train, unlabeled)
 
+  # Every training row is read once and checked; then all caches are compared
+  # with one another and with the ledger, by content.
   rows = _read_rows(request, train, hosts)
   allow_duplicates = False
   if request.eval_set is not None:
@@ -143,6 +148,9 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
 
   requests = charge_requests(train, jobs, eval_rows)
   settings = _settings(request, source, options, parent, roles)
+  # A run is known again by its settings and by these digests, which are private
+  # and stay in the ledger: a cache that was made anew with other rows is
+  # another run.
   digests = [role.cache.private_digest for role in roles]
   return Plan(
     request=request,

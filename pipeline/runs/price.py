@@ -50,6 +50,8 @@ def price_jobs(
   Heads of one kind and draw are nested, so one charge covers all their ε. What
   is NOT PRIVATE is charged as well, without a cost: the ledger is to know it.
   """
+  # Every kind of head and every draw has noise of its own, and releases add up:
+  # each is a charge of the same μ².
   epsilons = ", ".join(map(format_rounded_up, sorted(request.epsilons)))
   jobs = []
   for head in request.heads:
@@ -148,6 +150,8 @@ def costs_of(
   """
   costs = []
   for dataset in dict.fromkeys(request.dataset for request in requests):
+    # The ledger may have this run already, or not: its own charges are left out
+    # there and added here, so that the total is the same before and after.
     own = Fraction(0)
     for request in requests:
       if request.dataset == dataset:

@@ -23,6 +23,8 @@ def check_memory(what: str, needs: int, fix: str) -> None:
     needs: bytes.
     fix: what to ask for instead.
   """
+  # All of the machine's memory, not what is free now: that would change from
+  # one try to the next.
   has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   if needs > has:
     raise InputError(

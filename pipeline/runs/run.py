@@ -49,8 +49,12 @@ def run_request(request: TrainRequest) -> Answer:
     RunError: the ledger or the disk failed.
   """
   with Hosts.join(request.hosts) as hosts:
+    # Every host plans by itself, and all compare what they planned: a host with
+    # other flags, or with another copy of the cache, would add another sum.
     plan = hosts.raise_together(lambda: build_plan(request, hosts))
     hosts.agree("request or cache", repr(plan.identity))
+    # The same command again, after it succeeded: it neither fails nor pays
+    # twice.
     if hosts.count == 1 and is_finished(plan):
       text = f"{request.out} is finished already: nothing to do"
       return Answer(text=text, facts={"out": request.out})
@@ -155,6 +159,7 @@ def _run_on_other_host(plan: Plan, hosts: Hosts) -> None:
     return
   # The first host alone was charged, so here no charge has an id.
   written = train_heads(plan, [""] * len(plan.jobs), None)
+  # Exact accuracies need no sum over hosts: the first host counts them alone.
   if plan.eval_rows is not None and plan.eval_rows.budget is not None:
     _score(plan.eval_rows, written)
   hosts.raise_together(lambda: None)

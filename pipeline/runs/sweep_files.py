@@ -57,6 +57,8 @@ def write_sweep_files(
   }
   for name, content in files.items():
     (folder / name).write_bytes(content)
+  # From the files that were just written, and checked as if they came from
+  # anybody: a page that could not be made of them later is an error now.
   write_report(folder)
   lines = [
     results.table(rows, test, info.num_classes),

@@ -40,6 +40,9 @@ def train_heads(
   """
   written = []
   charges_of_jobs = charge_ids[: len(plan.jobs)]
+  # A head is written before the next is trained, into the hidden folder. The
+  # next run throws away what a killed one left there, unless the ledger has
+  # noted it.
   for job, charge_id in zip(plan.jobs, charges_of_jobs, strict=True):
     for trained in _train_job(plan, job):
       path = path_of_head(plan, trained)
