@@ -141,8 +141,8 @@ def import_table(
   tables = _open_tables(request, split_name, files)
   names, num_classes_source = _resolve_classes(request, tables)
   example_id, id_source = _example_ids(request.location, tables)
-  # The width and dtype of all are those of the first block; `write_cache`
-  # refuses others.
+  # The first block says the width and dtype of all: `write_cache` refuses rows
+  # of another width, and rounds them to this dtype.
   first = next(_embeddings(tables[0]))
   info = CacheInfo(
     dataset=dataset,
