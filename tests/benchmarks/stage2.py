@@ -3,7 +3,8 @@
     python tests/benchmarks/stage2.py [--rows 1281167]
 
 The exact class sum from cache files over reading the same rows; the noise and
-step of a head; a step of `auto` over its products in float64.
+step of a head; a step of `auto` over its products in float64, and one of the
+same images in units of 30 over one of images alone.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +26,12 @@ from oneshot_dp.linear_dp import statistics
 from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import rows_of
+from oneshot_dp.linear_dp.rows import Rows, rows_of
 from oneshot_dp.pipeline.runs.evaluation import data_of
 
 _POOL_ROWS = 8192
 _REPEATS = 5
+_ROWS_OF_A_UNIT = 30
 
 
 def main() -> None:
@@ -42,6 +45,7 @@ def main() -> None:
     class_sums(synthetic_cache(out, args.rows, args.dim, args.classes))
   for n, dim, classes in ((50_000, 192, 10), (20_000, 768, 100)):
     step_of_auto(n, dim, classes)
+    step_with_units(n, dim, classes)
 
 
 def synthetic_cache(
@@ -130,14 +134,7 @@ def step_of_auto(n: int, dim: int, classes: int) -> None:
       jax.block_until_ready([product(*chunk, given) for chunk in chunks])
 
   def gradient() -> None:
-    PrivateSums(None, 0.0).release(
-      "g",
-      rows,
-      statistics.residual,
-      mu_squared=1.0,
-      public=(kernel, step, 0.03),
-      cache=False,
-    )
+    release_gradient(rows, (kernel, step, 0.03))
 
   bare(), gradient()
   pairs = [(timed(bare), timed(gradient)) for _ in range(3 * _REPEATS)]
@@ -146,6 +143,51 @@ def step_of_auto(n: int, dim: int, classes: int) -> None:
     f"a step of auto, {n:,} x {dim}, K = {classes}: {1e3 * steps:.0f} ms; its"
     f" two products in float64 {1e3 * products:.0f} ms; ratio best"
     f" {steps / products:.2f}"
+  )
+
+
+def step_with_units(n: int, dim: int, classes: int) -> None:
+  """A step of the same images, each alone or in units of 30 mixed classes."""
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((n, dim)).astype(np.float16)
+  label = rng.integers(0, classes, n)
+  kernel, step = statistics.integer_kernel(rng.standard_normal((dim, classes)))
+  public = (kernel, step, 0.03)
+  rows_by_unit = []
+  for unit_ids in (None, np.arange(n) // _ROWS_OF_A_UNIT):
+    data = dataset_from_arrays(x, label, num_classes=classes, unit_ids=unit_ids)
+    rows = rows_of(data, keep=True)
+    release_gradient(rows, public)  # reads, compiles
+    rows_by_unit.append(rows)
+  alone, with_units = rows_by_unit
+  # A unit's rows of one class are one row of the sum.
+  summed = 0
+  for chunk in with_units.chunks():
+    summed += int(np.count_nonzero(chunk.weight))
+
+  # Alternating, so that a noisy neighbor hits both alike.
+  times_alone = []
+  times_with_units = []
+  for _ in range(3 * _REPEATS):
+    times_alone.append(timed(lambda: release_gradient(alone, public)))
+    times_with_units.append(timed(lambda: release_gradient(with_units, public)))
+  ratio = min(times_with_units) / min(times_alone)
+  print(
+    f"a step of auto, {n:,} x {dim}, K = {classes}, in units of"
+    f" {_ROWS_OF_A_UNIT}: {1e3 * min(times_with_units):.0f} ms; of images alone"
+    f" {1e3 * min(times_alone):.0f} ms; ratio best {ratio:.2f}, per row of"
+    f" the sum {ratio * n / summed:.2f}"
+  )
+
+
+def release_gradient(rows: Rows, public: tuple[Any, ...]) -> None:
+  PrivateSums(None, 0.0).release(
+    "g",
+    rows,
+    statistics.residual,
+    mu_squared=1.0,
+    public=public,
+    cache=False,
   )
 
 

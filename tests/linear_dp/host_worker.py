@@ -33,7 +33,11 @@ FEW = "class sums", "moment of a map", "right", "residual"
 def released(hosts: Hosts, units: bool, names=STATISTICS) -> list:
   """What leaves of every statistic, in hexadecimal."""
   x, label = hostile_rows(np.random.default_rng(0), n=150)
-  unit = np.random.default_rng(1).integers(0, 30, 150) if units else None
+  unit = None
+  if units:
+    # Units of about 30 rows, and three of a single one.
+    unit = np.random.default_rng(1).integers(0, 5, 150)
+    unit[:3] = [-1, 2**63 - 1, -(2**63)]
   # Shards of one row each; a single host would read all of them.
   shards = hosts.own_shards(150, units)
   own = slice(None) if shards is None else list(shards)

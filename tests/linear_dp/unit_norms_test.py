@@ -248,3 +248,27 @@ def test_rows_of_a_unit_one_by_one_are_bounded_by_weights_and_not_scaled():
   total = statistic.exact(data)
   assert sum(v * v for v in total.ravel().tolist()) <= SENSITIVITY**2
   assert all(c.unit_slots is None for c in statistic.rows(data).chunks())
+
+
+def test_unit_of_ten_thousand_rows_and_one_of_a_single_row_weigh_alike():
+  """Each moves one sum by its bound, and no more."""
+  rng = np.random.default_rng(7)
+  num_rows = 10_001
+  x = rng.standard_normal((num_rows, D)).astype(np.float32)
+  label = rng.integers(0, 3, num_rows)
+  unit = np.full(num_rows, -5)
+  unit[4321] = 5
+  kernel = 3 * rng.standard_normal((D, 3))
+  statistic = Statistic(
+    statistics.residual, (*statistics.integer_kernel(kernel), 0.03)
+  )
+
+  def exact(kept):
+    data = data_of(x[kept], label[kept], unit[kept], num_classes=3, n=num_rows)
+    return statistic.exact(data)
+
+  whole = exact(np.full(num_rows, True))
+  for unit_id in (-5, 5):
+    moved = whole - exact(unit != unit_id)
+    squared = sum(v * v for v in moved.ravel().tolist())
+    assert (0.99 * SENSITIVITY) ** 2 <= squared <= SENSITIVITY**2
