@@ -74,6 +74,8 @@ def escaped(text: str, but: str = "\t\n") -> str:
   if text.isprintable():  # without a look at each character
     return text
   shown = []
+  # Escaped and not dropped: two names that differ by such a character alone
+  # must not look alike.
   for character in text:
     if character not in but and _can_forge_lines(character):
       shown.append(ascii(character)[1:-1])

@@ -95,6 +95,8 @@ class SourceConfig:
       check_name("name", class_name)
     if self.name:
       check_name("name", self.name)
+    # TFDS would cut the split by positions, and one image more would move
+    # others over the border. Parts are chosen by content, when rows are read.
     if self.split is not None and "%" in self.split:
       raise InputError(
         f"--split {self.split!a}: parts are chosen when a cache is read, by"

@@ -278,6 +278,8 @@ def dataset_from_arrays(
     "label": label.astype(np.int32),
     "example_id": np.arange(n),
   }
+  # Without ids each row is a unit. They are not guessed from the rows: nobody
+  # but the owner of the data knows who is in two of them.
   unit = "example"
   if unit_ids is not None:
     unit = "unit"

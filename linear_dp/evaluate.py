@@ -160,6 +160,8 @@ class _HitCounts:
 
   def accuracy(self, index: int) -> Accuracy:
     """Returns the accuracy of one head on all rows so far."""
+    # A class without rows has no recall, and does not count in the mean of
+    # them: it would be 0 by no fault of the head.
     num_rows = int(self.class_rows.sum())
     recall: list[float | None] = []
     for hits, rows in zip(self._first[index], self.class_rows, strict=True):

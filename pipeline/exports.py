@@ -86,6 +86,7 @@ def export_head(
       files |= timm_files(backbone, saved.head, saved.stated["class_names"])
     except InputError as error:
       notes.append(str(error))
+  # The card is last, since it lists the other files and what could not be made.
   files["receipt.json"] = as_json(saved.receipt)
   if with_registry:
     files["deployment.yaml"] = deployment(saved.receipt).encode()

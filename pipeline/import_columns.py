@@ -109,6 +109,8 @@ def _unit_column(
 
 
 def _refuse_unused_units(file: VectorFile, split: str) -> None:
+  # A column that is passed over would make ε a promise about rows, where the
+  # file itself says that people own several.
   if "unit_id" in file.shapes or f"{split}_unit_id" in file.shapes:
     raise InputError(
       f"{file.path}: unit_id says that a privacy unit may have many rows; name"

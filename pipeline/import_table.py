@@ -175,6 +175,8 @@ def _list_files(request: ImportRequest) -> tuple[str, str, list[VectorFile]]:
   is_one_npz = len(listed) == 1 and next(iter(listed)).lower().endswith(".npz")
   if is_one_npz:
     by_split = _splits_of_arrays(request, listed)
+  # Where nothing in the names tells of splits, a flag does not choose one: it
+  # says what the split of these files is to be called.
   if set(by_split) == {_UNNAMED_SPLIT}:
     split = request.split or _DEFAULT_SPLIT
     members = by_split[_UNNAMED_SPLIT]
@@ -211,6 +213,8 @@ def _open_tables(
   """Reads all columns but the embeddings; the rules are those of `extract`."""
   tables: list[_Table] = []
   unit_names: dict[int, str] = {}
+  # All files of a split have the same classes in the same order, or a label
+  # would mean one class in one file and another in the next.
   for file in files:
     columns = find_columns(file, request, split)
     _check_lengths(file, columns)
@@ -260,6 +264,9 @@ def _labels(
 ) -> np.ndarray:
   """Class indices by the rule of `extract`, or whole numbers without names."""
   values = read_column(file, columns.label)
+  # Strings are looked up among the names of classes. Without names they are not
+  # collected from the column: which strings there are follows from private
+  # rows.
   is_text = values.dtype.kind in "UO"
   if not names:
     if is_text:
@@ -344,6 +351,7 @@ def _example_ids(
 
 def _blocks(tables: Sequence[_Table], example_id: np.ndarray) -> Iterator[Rows]:
   """All rows, in the order of the files."""
+  # Ids and labels of all files are in memory; of the vectors, one block.
   first_of_file = 0
   for table in tables:
     start = 0

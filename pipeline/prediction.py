@@ -218,10 +218,13 @@ def predict(
     raise InputError(
       f"--top-k {top_k} must be from 1 to {len(class_names)}, the classes."
     )
+  # In memory as a whole: the table is a few bytes for each image, and with a
+  # broken image that may not be skipped nothing is to be written.
   text = io.StringIO(newline="")
   writer = csv.writer(text)
   writer.writerow([*_column_names(top_k), "note"])
   count = 0
+  # As `evaluate` scores: by the head less its largest bias, in float32.
   ranking = saved.head.ranking()
   for names, embedding in rows:
     logits = np.asarray(ranking.logits(jnp.asarray(embedding, jnp.float32)))

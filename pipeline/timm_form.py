@@ -111,6 +111,8 @@ def _config(
   _check_timm_has_it(backbone, is_vit=is_vit)
   images = backbone.preprocessing
   side = images.image_size
+  # A ViT has position embeddings of one image size. A ResNet takes any, and
+  # pools a map of a 32nd of it.
   if is_vit:
     model_args = {"img_size": side, **_POOLS[backbone.embedding]}
     pool_size = None
@@ -168,6 +170,8 @@ def _crop(images: Preprocessing) -> dict[str, Any]:
   resize = images.resize
   if not isinstance(resize, int):
     return {"crop_pct": 1.0, "crop_mode": "squash"}
+  # Rounding may take the quotient to a number at which timm floors to one pixel
+  # less: the next smaller ones are tried until it does not.
   crop_pct = side / resize
   while math.floor(side / crop_pct) < resize:
     crop_pct = math.nextafter(crop_pct, 0)

@@ -165,6 +165,8 @@ class NpzVectors:
     self._file = file
     self.shapes: dict[str, tuple[int, ...]] = {}
     with opened(file, _NPZ) as content, zipfile.ZipFile(content) as archive:
+      # Only headers are read here: an array's shape is known without its
+      # numbers.
       for member in archive.namelist():
         name = member.removesuffix(".npy")
         with archive.open(member) as stream:
@@ -310,6 +312,8 @@ def _to_numpy(path: str, name: str, column: Any) -> np.ndarray:
   """
   import pyarrow as pa
 
+  # Writers of Parquet wrap vectors and strings in several ways. Each is reduced
+  # to what lies below it, and what is left must be one of three plain types.
   if isinstance(column.type, pa.BaseExtensionType):
     column = column.storage
   if pa.types.is_dictionary(column.type):
@@ -327,6 +331,8 @@ def _to_numpy(path: str, name: str, column: Any) -> np.ndarray:
       f"{path}: {name} is of type {column.type!s:.60}; labels and owners are"
       " whole numbers or strings, and embeddings are lists."
     )
+  # A list column becomes an array of arrays, one a row, which stack if they
+  # have one length.
   rows = column.to_numpy(zero_copy_only=False)
   if len({len(row) for row in rows}) > 1:
     raise InputError(f"{path}: the vectors of {name} are not of one length.")

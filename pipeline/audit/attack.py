@@ -158,6 +158,8 @@ def score_canaries(
     others: how much of each canary is taken off when another is scored: its
       coin (0 or 1), or one half where the coins are not known.
   """
+  # Releases are weighed by their precision, so that those of much noise do not
+  # drown those of little.
   scores = np.zeros(len(others))
   for release in observed:
     probes = release.probes

@@ -85,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
   """Runs a command, and makes one line of whatever ends it."""
   _prepare_process()
+  # Within, a signal is an exception: what was begun can be given back, and the
+  # end is told in one line.
   with Interrupts() as stop:
     try:
       _print_answer(*_answer(argv, stop))
@@ -98,6 +100,9 @@ def _run(argv: list[str]) -> int:
       return _fail(error, 2)
     except RunError as error:
       return _fail(error, 1)
+    # What a library makes of a full disk or of too little memory has many
+    # types. It is told in one line; everything else is a bug, and keeps its
+    # traceback.
     except Exception as error:
       if stop.received:  # a library made an error of its own of it
         return _fail(interrupts.MESSAGE, interrupts.STATUS)

@@ -97,6 +97,8 @@ class _StoreOnce(argparse.Action):
     values: Any,
     option_string: str | None = None,
   ) -> None:
+    # argparse keeps the last of two values without a word: of two budgets one
+    # would be lost.
     found = vars(namespace)
     if self.dest in found:
       raise InputError(f"{option_string} is given twice: give it once.")
@@ -121,6 +123,8 @@ def read_flags(
       that must be given is not there.
   """
   arguments = _arguments_of(flags_type)
+  # Positional words are not argparse's: it would split a list of them where a
+  # flag stands between, and it knows nothing of Beam's flags.
   parser = _new_parser(name)
   for argument in arguments:
     if not argument.flag.positional:
@@ -139,6 +143,8 @@ def read_flags(
       raise InputError(_unknown_flag(name, word, arguments))
   others = [*others, *literal_words]
   as_json = "json" in given
+  # Values are converted in the order of the declaration, so that the first
+  # mistake that is told does not depend on the order of typing.
   values: dict[str, Any] = {}
   for argument in arguments:
     if argument.flag.positional:
@@ -187,6 +193,8 @@ def command_parser(
     flags_type: its `Flags`.
     parser: what to add the flags to; None makes a new one.
   """
+  # The same declarations a second time, as argparse wants them for a help page:
+  # `read_flags` reads words, this one is only printed or completed.
   if parser is None:
     parser = _new_parser(name)
   arguments = _arguments_of(flags_type)
@@ -259,6 +267,8 @@ def _arguments_of(flags_type: type[CommandFlags]) -> list[_Argument]:
 def _add_option(parser: Any, argument: _Argument, *, action: Any) -> None:
   """Adds a flag to a parser or a group of one; its values stay words."""
   flag = argument.flag
+  # A switch has no value. For help it is argparse's own; for reading it is
+  # stored with no words, so that a second one is found.
   if not flag.form and action == "store":
     parser.add_argument(
       argument.option,

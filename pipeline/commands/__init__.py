@@ -82,6 +82,8 @@ class CommandFlags:
     return (), list(words)
 
 
+# Flags that several commands have are declared once: what a flag means, and
+# what its help says, is then the same everywhere.
 HEAD_FOLDER = Flag(
   parse=Path,
   form="HEAD",

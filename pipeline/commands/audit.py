@@ -115,6 +115,8 @@ def _attack_synthetic_rows(request: AuditRequest) -> Answer:
     synthetic_canaries,
   )
 
+  # Flags that would be ignored are refused: who gives --ledger expects a
+  # charge.
   check_budget(
     request.epsilon,
     request.delta,
@@ -220,6 +222,8 @@ def _check_memory_of_canaries(
   from oneshot_dp.linear_dp.memory import memory_needed
   from oneshot_dp.pipeline.runs.resources import check_memory
 
+  # Canaries have features of their own beside those of the rows, which make
+  # every row wider.
   info = plan.train.cache.info
   feature_dim = info.feature_dim + canaries.dim
   needs = memory_needed(

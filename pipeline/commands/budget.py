@@ -132,6 +132,7 @@ def _describe_spending(
 
   cap = cap_of(entries)
   spent_mu_squared = spent(entries)
+  # One line for each charge and cap, oldest first, then what they come to.
   lines = []
   entry_facts = []
   for entry in entries:
@@ -153,6 +154,8 @@ def _describe_spending(
     lines.append(
       f"  {spending['not_private']} are NOT PRIVATE: no epsilon covers them"
     )
+  # A total is a fact about the past. Only a cap bounds what may still be
+  # released.
   remaining = None
   if cap is None:
     lines.append("  no cap: set one with --max-epsilon and --max-delta")

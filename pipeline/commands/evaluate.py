@@ -90,6 +90,8 @@ def run(flags: Flags) -> Answer:
 
   if flags.out is not None and os.path.lexists(flags.out):
     raise InputError(f"--out {flags.out} already exists: name a new file.")
+  # `score_head` decides when there is an answer: it calls `show` after the
+  # charge.
   answers = []
 
   def show(scores: "Scores", class_names: Sequence[str]) -> None:
@@ -138,6 +140,8 @@ def _accuracy_line(
   )
 
   facts = scores.facts
+  # Noisy counts have top-1 alone: what was not paid for is left out of the
+  # line.
   shares = {
     "top-1": accuracy.top1,
     "top-5": accuracy.top5,
@@ -167,6 +171,7 @@ def _accuracy_line(
 
 def _lowest_classes(recall: dict[str, float | None]) -> Sequence[str]:
   """Lines about the classes that the head gets right least often."""
+  # The weakest classes first: a mean over classes hides the one that fails.
   known = [(share, name) for name, share in recall.items() if share is not None]
   known.sort()
   lines = []

@@ -225,6 +225,7 @@ def _wrapped(names: Iterable[str]) -> str:
   )
 
 
+# The help lists what the tables have, so that it cannot fall behind them.
 Flags.__doc__ = (Flags.__doc__ or "").format(
   experiments=_wrapped(EXPERIMENTS), backbones=_wrapped(backbone_names())
 )

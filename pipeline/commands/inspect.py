@@ -182,6 +182,8 @@ def _inspect_head(path: str) -> _Findings:
 
   saved = read_head(path)
   stated = saved.stated
+  # Only what the receipt states, whose numbers were computed anew. Whether it
+  # was charged is for `verify`.
   if saved.trained.private:
     epsilon = format_rounded_up(saved.receipt["follows"]["epsilon"])
     delta = format_rounded_up(stated["delta"])

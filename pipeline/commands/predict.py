@@ -78,6 +78,8 @@ def run(flags: Flags) -> Answer:
   saved = read_head(flags.head)
   if not saved.trained.private:
     print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
+  # Rows are embedded while the table is made, and broken images are found only
+  # then: the list fills up as `predict` reads the rows.
   broken: list[str] = []
   rows, is_cache = _open_rows(flags, saved, broken)
   others = [] if is_cache else passed_over(flags.images)
@@ -141,6 +143,8 @@ def _open_rows(
   from oneshot_dp.pipeline.commands.inspect import is_cache
 
   part = Part.parse(flags.rows)
+  # A cache is rows already, of one backbone that the receipt must name; images
+  # still need the network.
   caches = [path for path in flags.images if is_cache(path)]
   if not caches:
     if not part.is_whole:

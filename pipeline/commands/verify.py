@@ -77,6 +77,8 @@ def _verify_run(flags: Flags, folder: Path) -> Answer:
   ledger = open_existing_ledger(flags.ledger)
   findings = []
   faults = []
+  # One head that the ledger does not know is enough: a run is published as a
+  # whole.
   statuses = set()
   for row in read_run(folder).rows:
     verdict = verify_head(folder / row.path, ledger)

@@ -187,6 +187,8 @@ def make_receipt(
     releases_sha256=releases_sha256,
     libraries={name: importlib.metadata.version(name) for name in _LIBRARIES},
   )
+  # `follows` is derived from what a reader of the file will see, and not from
+  # the objects: both sides compute from the same decimal digits.
   as_json = msgspec.json.encode(stated)
   # The bounds of fields are checked when they are read: read it back.
   msgspec.json.decode(as_json, type=Stated)

@@ -146,6 +146,8 @@ def _difference_to_ledger(
 
   `saved` is None where the head's files are damaged.
   """
+  # The ledger noted both digests: weights that were paid for cannot be shown
+  # with a receipt that promises more.
   if released is None:
     return "these weights were not released for any of its charges"
   if saved is None or saved.receipt_sha256 != released.receipt_sha256:

@@ -147,6 +147,8 @@ class Delivery:
       self._settle_on_disk()
       heads = find_heads(self.folder)
       if heads:
+        # If the ledger fails from here on, it may have noted the heads all the
+        # same: the files must stay until a later run has asked it.
         self._stage = _Stage.NOTING
       self._ledger.deliver(self.charge_ids, heads)
       self._stage = _Stage.NOTED
@@ -182,6 +184,9 @@ class Delivery:
 
   def _try_the_room(self) -> None:
     """Allocates as many bytes as the run needs, and gives them back."""
+    # Sizes of tables and pictures depend on the draw a little. On a disk that
+    # is nearly full some draws would fail and others not, and a failed run is
+    # drawn again: the disk would choose among draws (PRIVACY.md, section 5).
     room_file = self.folder.parent / "room"
     with disk_errors(self._out), room_file.open("wb") as file:
       os.posix_fallocate(file.fileno(), 0, self._room)
@@ -205,6 +210,8 @@ class Delivery:
       for charge in request.charges
     )
     with disk_errors(self._out):
+      # From the bottom up, files before the list of their names, so that after
+      # the rename a power cut finds all of it or nothing.
       for folder, _, names in os.walk(self.folder, topdown=False):
         for name in names:
           file = Path(folder, name)
@@ -221,6 +228,8 @@ def find_heads(folder: Path) -> dict[str, ReleasedHead]:
 
   A folder whose files are damaged has no head.
   """
+  # A killed run may have left files without a receipt, or cut short. These are
+  # no heads: the run that finds them makes all heads anew.
   heads = {}
   for weights_file in sorted(folder.rglob(WEIGHTS_FILE)):
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):

@@ -258,6 +258,9 @@ class Ledger:
         f"the ledger {self.path} does not exist any more: put it back."
       )
     with self._write() as ledger:
+      # A charge pays for one release. Two runs of one command, on machines that
+      # share no locks, have the same charge: the second to come here is
+      # refused.
       charged = {entry.id for entry in ledger.select("charge")}
       delivered = set()
       for entry in ledger.select("left"):
@@ -367,6 +370,7 @@ def _add_charges(
           f"{charge.description}: mu2={charge.mu_squared} must be positive."
         )
       mu_squared = str(exact)
+    # Random: a charge's id is in receipts, and tells nothing of rows or runs.
     charge_id = secrets.token_hex(16)
     ledger.add(
       msgspec.structs.replace(

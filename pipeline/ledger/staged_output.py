@@ -91,6 +91,8 @@ class StagedOutput:
     """Gives the place back; what is staged is removed, or kept to resume."""
     if self._lock_handle is None:
       return
+    # With the lock still in hand: once it is given back, the folder may be
+    # another process's.
     if not (self._resumable and self.staging.exists()):
       shutil.rmtree(self.staging.parent, ignore_errors=True)
     os.close(self._lock_handle)

@@ -127,6 +127,8 @@ class Transaction:
     self, entry: LedgerEntry, keys: UInt64[np.ndarray, " keys"] | None = None
   ) -> None:
     """Adds an entry, as of now, and for "rows" their keys beside it."""
+    # The time is for people. The order of entries is that of the chain,
+    # whatever a clock says.
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     # Little-endian on every machine, since the digest is of these bytes.
     blob = None

@@ -188,6 +188,8 @@ def train_steps(
       features.train_label[rows],
       rows == -1,
     )
+    # An average of weights that are private is post-processing: it costs
+    # nothing.
     average = optax.incremental_update(kernel, average, 1 - steps.ema)
   bias = np.full(features.num_classes, INITIAL_BIAS, np.float32)
   return LinearHead(kernel=np.asarray(average), bias=bias, unit_norm=True)

@@ -83,6 +83,7 @@ def pictures_of(
   title = f"Private heads on {dataset}"
   if seeded:
     title += f" (seeded noise: {NOT_PRIVATE})"
+  # A name may have a $, which Matplotlib would take for a formula.
   figure.axes[0].set_title(title, parse_math=False)
   # Without its date, which Matplotlib would write into a PDF.
   metadata = {"png": {}, "pdf": {"CreationDate": None}}
@@ -171,6 +172,8 @@ def _draw(
     aside = 1.02 ** (index - (len(all_series) - 1) / 2)
     _draw_series(axes, series, index, aside, test)
   epsilons = sorted({r.epsilon for r in rows if math.isfinite(r.epsilon)})
+  # Budgets are compared by their ratio, and only those that were trained are
+  # labeled.
   axes.set_xscale("log", base=2)
   axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
   axes.minorticks_off()
@@ -216,6 +219,8 @@ def _draw_series(
     axes.axhline(series.baseline, color=color, linestyle=":", label=label)
   if not series.draws:
     return
+  # The line goes through the means. A bar is about the test set, which all
+  # draws share, so it does not shrink with more draws.
   means = [statistics.mean(values) for values in series.draws.values()]
   axes.errorbar(
     [epsilon * aside for epsilon in series.draws],

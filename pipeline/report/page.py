@@ -200,6 +200,8 @@ def _scored_values(
   private_rows: Sequence[HeadRow],
 ) -> dict[str, Any]:
   """What only a run has: accuracies, and what they were measured on."""
+  # Of a checked receipt, and not of results.json, which anybody may have
+  # edited.
   class_names = run.receipts[chosen[0].path]["stated"]["class_names"]
   charts = []
   if private_rows:
@@ -283,6 +285,8 @@ def _head_lines(
   """One line for the draws of each kind of head and ε."""
   test = facts.evaluation.evaluation_set
   lines = []
+  # Draws of one kind and ε have the same noise multiplier, so the first one's
+  # stands for all.
   for (head, epsilon), draws in group_draws(rows).items():
     top1 = [row.top1 for row in draws]
     interval = accuracy_interval_95(statistics.mean(top1), test)

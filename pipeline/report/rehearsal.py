@@ -99,6 +99,7 @@ def rehearse_report(run: PlannedRun) -> None:
     "test_counts": _placeholder_counts(run),
     "evaluation": dict(run.evaluation),
   }
+  # Any number will do here: the page only has to find one.
   if facts["epsilon"] == math.inf:
     facts["epsilon"] = 0.0  # of baselines alone
   files = files_of(rows, facts)
@@ -134,8 +135,11 @@ def _placeholder_row(run: PlannedRun, index: int) -> HeadRow:
     noise_multiplier=noise_multiplier,
     top1=top1,
   )
+  # Noisy counts pay for top-1 alone, so the run will have nothing else to show.
   if run.evaluation["labels"] == "private":
     return row
+  # The first class has no test rows, as may happen: what is shown of it is a
+  # dash.
   confusion = None
   if num_classes <= MAX_CONFUSION_CLASSES:
     confusion = ((1,) * num_classes,) * num_classes

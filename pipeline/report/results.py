@@ -196,6 +196,8 @@ def table(
     test: what they were scored on.
     num_classes: K; top-5 accuracy is left out where it tells nothing.
   """
+  # Columns that tell nothing are left out; a head that is NOT PRIVATE says so
+  # at the end of its line, where no table can cut it off from its numbers.
   header = ["head", "epsilon", "sigma", "top-1 %", "95 % interval"]
   if shows_top5(num_classes):
     header.append("top-5 %")

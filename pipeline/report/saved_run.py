@@ -230,6 +230,7 @@ def _check_classes(
   file: Path, row: HeadRow, facts: RunFacts, receipt: dict[str, Any]
 ) -> None:
   """InputError: numbers of classes are of more or fewer than the head has."""
+  # A list of another length would be shown beside the names of other classes.
   num_classes = receipt["stated"]["num_classes"]
   lengths: dict[str, Sequence[Any] | None] = {
     "recall": row.recall,

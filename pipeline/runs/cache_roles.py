@@ -177,6 +177,8 @@ def _judge(
   """Refuses shared rows and units, or returns a note that they are allowed."""
   if public.role == "unlabeled":
     return _judge_unlabeled(public, rows, units, owner)
+  # One unit is enough to refuse: all its rows are protected together, and
+  # accuracy on one of them is a statistic of it.
   if units:
     raise InputError(
       f"the test set overlaps the private rows: {units}"

@@ -91,6 +91,8 @@ class EvalRows:
     if self.budget is None:
       return []
     info = self.role.cache.info
+    # With seeded noise there is no μ²: the charge says that something was shown
+    # that no ε covers.
     mu_squared = None
     if self.source.is_private:
       mu_squared = str(Fraction(self.budget.mu_squared))

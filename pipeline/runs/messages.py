@@ -76,6 +76,7 @@ def costs_with_ledger(
 def summary_of(plan: Plan, charge_ids: Sequence[str]) -> str:
   """Returns one line about what is trained, on what, and what was charged."""
   costs = costs_with_ledger(plan, charge_ids)
+  # With seeded noise no ε is stated, as none holds.
   parts = [_exposure_of(plan)]
   if plan.source.is_private:
     parts = [_describe_cost(cost, "is charged") for cost in costs]

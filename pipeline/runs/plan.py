@@ -275,6 +275,8 @@ def _choose_options(
   given = HeadOptions(
     balanced=request.balanced, start=start, unlabeled=unlabeled_rows
   )
+  # `check_plan` is asked about each kind before any row is read: one that
+  # cannot be trained would otherwise be found after others were paid for.
   options: dict[HeadName, HeadOptions] = {}
   for head in request.heads:
     options[head] = given
@@ -310,6 +312,8 @@ def _settings(
   roles: Sequence[CacheRole],
 ) -> dict[str, Any]:
   """Writes out what decides the results: config.json, and a run's identity."""
+  # Only what decides the results. How many hosts there are changes no number,
+  # and where results go is the name of the run in the ledger, beside this.
   private_epsilon = None
   if request.eval_set is not None:
     private_epsilon = request.eval_set.private_epsilon

@@ -156,6 +156,8 @@ def costs_of(
     for request in requests:
       if request.dataset == dataset:
         own += spent(request.charges)
+    # Other data sets do not count: their rows are others, as the ledger checks
+    # by content.
     of_dataset = [entry for entry in entries if entry.dataset == dataset]
     others = spent(
       [entry for entry in of_dataset if entry.id not in charge_ids]

@@ -80,6 +80,8 @@ def rehearse_sweep_files(plan: Plan, eval_rows: EvalRows) -> None:
   Raises:
     InputError: something of the run cannot be shown.
   """
+  # The heads, names and numbers of the run, all known before it is charged;
+  # only the accuracies are made up.
   heads = []
   for job in plan.jobs:
     if job.draw is None:
@@ -119,6 +121,8 @@ def rehearse_sweep_files(plan: Plan, eval_rows: EvalRows) -> None:
 def _row_of(plan: Plan, head: WrittenHead, accuracy: Accuracy) -> HeadRow:
   trained = head.trained
   epsilon = math.inf if trained.epsilon is None else trained.epsilon
+  # σ of all releases together, which is what heads can be compared by: `auto`
+  # has dozens, a single step has one.
   noise_multiplier = 0.0
   if trained.mu_squared:
     noise_multiplier = trained.mu_squared**-0.5
