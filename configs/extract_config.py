@@ -31,16 +31,21 @@ NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 
 EXAMPLE = "example"
 """The privacy unit where every row is one of its own."""
+SAME_IMAGE = "same-image"
+"""What --units says where all rows of one image are a unit, …"""
+DISTINCT_IMAGE = "distinct image"
+"""… and what that unit is called."""
 # Unit names are printed, and go into receipts and model cards.
 _UNIT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9 _-]{0,39}")
 
 
 def check_unit_name(name: str) -> None:
   """Raises InputError unless it can name a unit of several examples."""
-  if name == EXAMPLE or not _UNIT_NAME.fullmatch(name):
+  is_taken = name in (EXAMPLE, DISTINCT_IMAGE)
+  if is_taken or not _UNIT_NAME.fullmatch(name):
     raise InputError(
       f'unit name {name[:80]!a} must be a short public one such as "user" or'
-      f' "patient", and not "{EXAMPLE}".'
+      f' "patient", and not "{EXAMPLE}" or "{DISTINCT_IMAGE}".'
     )
 
 
@@ -65,7 +70,8 @@ class SourceConfig:
       FILE.csv with the header "file," and the public name of the unit
       (file,patient), or a regular expression with one group of that name
       ('/(?P<patient>[^/_]+)_') that is searched for in the path. For tables: a
-      column, array or feature, which also names the unit.
+      column, array or feature, which also names the unit. "same-image": all
+      examples of the same bytes of an image are one unit.
     data_dir: where TFDS keeps its data (default: where TFDS does).
 
   Raises:

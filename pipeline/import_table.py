@@ -7,7 +7,7 @@ same code: see `extract/sources/`.
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from oneshot_dp.configs.errors import (
   check_num_classes,
 )
 from oneshot_dp.configs.extract_config import (
+  DISTINCT_IMAGE,
   EXAMPLE,
   EmbeddingDtype,
   NumClassesSource,
@@ -89,6 +90,7 @@ def import_table(
   num_classes: int | None = None,
   class_names: Sequence[str] = (),
   unit_name: str | None = None,
+  units: Literal["same-image"] | None = None,
   backbone_name: str = "imported features",
 ) -> FeatureCache:
   """Writes the vectors of npz or Parquet files as a feature cache.
@@ -100,9 +102,9 @@ def import_table(
   (`train_label`), and there may be `class_names` [K]. Memory holds a few
   thousand vectors, and the other columns.
 
-  *Privacy*: a row is a privacy unit, unless `unit_name` says what is. K is
-  public: it is the number of class names, or `num_classes`; with neither it is
-  the largest label + 1, with a warning and a mark in the cache.
+  *Privacy*: a row is a privacy unit, unless `unit_name` or `units` says what
+  is. K is public: it is the number of class names, or `num_classes`; with
+  neither it is the largest label + 1, with a warning and a mark in the cache.
 
   Args:
     file: FILE.npz, FILE.parquet, a folder of such files, or a pattern.
@@ -116,6 +118,7 @@ def import_table(
     num_classes: K, where classes have no names.
     class_names: of the labels 0, 1, …, where the file does not name them.
     unit_name: who owns several rows ("patient").
+    units: "same-image" makes all rows of one embedding a unit, instead.
     backbone_name: what computed the embeddings.
 
   Raises:
@@ -131,8 +134,13 @@ def import_table(
     num_classes=num_classes,
     class_names=tuple(class_names),
   )
+  unit = unit_name or EXAMPLE
   if unit_name is not None:
     check_unit_name(unit_name)
+  if units is not None:
+    if unit_name is not None:
+      raise InputError("--unit-name and --units: give one of them.")
+    unit = DISTINCT_IMAGE
   # Everything but the vectors is read and checked before the first byte is
   # written; vectors are read in blocks while the cache is.
   name, split_name, files = _list_files(request)
@@ -153,7 +161,7 @@ def import_table(
     num_classes_source=num_classes_source,
     backbone={"name": backbone_name},
     embedding_dtype=_DTYPES.get(first.dtype.name, "float32"),
-    unit=unit_name or EXAMPLE,
+    unit=unit,
     id_source=id_source,
   )
   return write_cache(out, info, _blocks(tables, example_id))

@@ -25,10 +25,11 @@ from typing import Any, Literal, NamedTuple
 import ml_dtypes
 import msgspec
 import numpy as np
-from jaxtyping import Shaped, UInt64
+from jaxtyping import Int64, Shaped, UInt64
 
 from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.configs.extract_config import (
+  DISTINCT_IMAGE,
   EXAMPLE,
   EmbeddingDtype,
   NumClassesSource,
@@ -140,7 +141,7 @@ class CacheInfo:
       raise InputError(
         f"shard_rows={self.shard_rows} must be at most {_MAX_SHARD_ROWS}."
       )
-    if self.has_units:
+    if self.unit not in (EXAMPLE, DISTINCT_IMAGE):
       check_unit_name(self.unit)
     check_name("dataset", self.dataset)
     check_name("split", self.split)
@@ -285,6 +286,20 @@ def image_key(image: bytes | np.ndarray) -> UInt64[np.ndarray, "2"]:
   data = image if isinstance(image, bytes) else image.tobytes()
   digest = hashlib.blake2b(data, digest_size=16).digest()
   return np.frombuffer(digest, "<u8")
+
+
+def image_units(
+  image_key: UInt64[np.ndarray, "n 2"],
+) -> Int64[np.ndarray, " n"]:
+  """The `unit_id` of each row where all rows of one image are a unit.
+
+  It is 63 bits of the image's hash, which whoever has the image can compute:
+  like all unit ids it stays in the cache.
+
+  *Formal guarantee*: a function of the row's own image alone, so that no image
+  moves another from its unit.
+  """
+  return (image_key[:, 0] >> np.uint64(1)).astype(np.int64)
 
 
 def tfds_files(info: CacheInfo) -> dict[str, bytes]:

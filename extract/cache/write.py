@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.extract_config import DISTINCT_IMAGE
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import (
   DTYPES,
@@ -33,6 +34,7 @@ from oneshot_dp.extract.cache.format import (
   CacheInfo,
   Rows,
   Shard,
+  image_units,
   tfds_files,
 )
 from oneshot_dp.extract.cache.keys import embedding_keys
@@ -255,7 +257,8 @@ def write_cache(
       a finished cache of the same rows is given back.
     info: the metadata; `source_num_examples` is the number of rows.
     blocks: in order, columns embedding and label, `unit_id` if `info` has a
-      unit, and `example_id` unless it is the position.
+      unit (which is computed here for distinct images), and `example_id` unless
+      it is the position.
 
   Returns:
     The finished cache.
@@ -361,6 +364,8 @@ def _complete_block(
     stored = block["embedding"].astype(DTYPES[info.embedding_dtype])
   rows = {"example_id": positions} | block
   rows["image_key"] = embedding_keys(stored)
+  if info.unit == DISTINCT_IMAGE:
+    rows["unit_id"] = image_units(rows["image_key"])
   return validate_and_cast_rows(rows, info, place)
 
 

@@ -18,13 +18,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt8
 
 from oneshot_dp.configs.errors import BrokenImageError
-from oneshot_dp.configs.extract_config import EXAMPLE, ExtractConfig
+from oneshot_dp.configs.extract_config import (
+  DISTINCT_IMAGE,
+  EXAMPLE,
+  ExtractConfig,
+)
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import (
   CacheInfo,
   Rows,
   Shard,
   image_key,
+  image_units,
 )
 from oneshot_dp.extract.cache.row_values import validate_and_cast_rows
 from oneshot_dp.extract.cache.shard_file import (
@@ -250,7 +255,9 @@ def _collect(
     "example_id": np.array([example.index for example in whole], np.int64),
     "image_key": np.array(keys, np.uint64).reshape(-1, 2),
   }
-  if unit != EXAMPLE:
+  if unit == DISTINCT_IMAGE:
+    rows["unit_id"] = image_units(rows["image_key"])
+  elif unit != EXAMPLE:
     rows["unit_id"] = np.array([example.unit for example in whole], np.int64)
   broken = [example.broken for example in group if example.broken is not None]
   return Batch(rows, tuple(broken))

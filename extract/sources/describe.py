@@ -4,14 +4,14 @@ import bisect
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, UInt64
 from tqdm import tqdm
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
-from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.configs.extract_config import SAME_IMAGE, SourceConfig
 from oneshot_dp.extract.cache.format import image_key
 from oneshot_dp.extract.images import DecodeError, decode_image
 from oneshot_dp.extract.sources import listed_files
@@ -37,6 +37,10 @@ from oneshot_dp.extract.threads import prefetch_map
 
 _MAX_AHEAD = 1024
 _IMAGES_PER_TASK = 8
+_DUPLICATES_ADVICE = (
+  "epsilon is about one row, and is more for these; `extract --units"
+  " same-image` protects all copies of an image together"
+)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -53,6 +57,7 @@ class ImagesReport:
     faults: what makes an extraction fail, each named.
     passed_over: files that are not images.
     duplicates: places of images of the same bytes.
+    label_conflicts: those of them that are in several classes, with these.
     notes: what a flag of `extract` has to say.
   """
 
@@ -64,6 +69,7 @@ class ImagesReport:
   faults: list[str] = dataclasses.field(default_factory=list)
   passed_over: list[str] = dataclasses.field(default_factory=list)
   duplicates: list[str] = dataclasses.field(default_factory=list)
+  label_conflicts: list[str] = dataclasses.field(default_factory=list)
   notes: list[str] = dataclasses.field(default_factory=list)
 
   @property
@@ -94,6 +100,11 @@ class ImagesReport:
       lines.append(f"WARNING: {unreadable_photographs(photographs)}")
     lines += _list_of("skipped (not images)", self.passed_over)
     lines += _list_of("exact duplicates", self.duplicates)
+    if self.duplicates:
+      lines.append(f"  {_DUPLICATES_ADVICE}")
+    lines += _list_of(
+      "label conflicts (one image in several classes)", self.label_conflicts
+    )
     lines += _list_of("flags required", self.notes)
     return "\n".join(lines)
 
@@ -106,6 +117,7 @@ class ImagesReport:
       faults=_escaped_all(self.faults),
       passed_over=_escaped_all(self.passed_over),
       duplicates=_escaped_all(self.duplicates),
+      label_conflicts=_escaped_all(self.label_conflicts),
       notes=_escaped_all(self.notes),
     )
 
@@ -131,6 +143,9 @@ def describe_images(config: SourceConfig) -> ImagesReport:
   Raises:
     InputError: nothing is there, or it is tfds:NAME.
   """
+  if config.units == SAME_IMAGE:
+    # Whose an image is follows from the image: nothing of it can be wrong.
+    config = dataclasses.replace(config, units=None)
   paths = expand_location(config.location)
   report = ImagesReport(location=" ".join(config.location))
   files: list[File] = []
@@ -141,17 +156,24 @@ def describe_images(config: SourceConfig) -> ImagesReport:
       else:
         files.append(file)
   if any(is_image(file.path) for file in files):
-    parts = _describe_folder(config, paths[0], files, report)
+    found = _describe_folder(config, paths[0], files, report)
   else:
-    parts = _describe_tables(config, paths, files, report)
-  _scan_images(parts, report)
+    found = _describe_tables(config, paths, files, report)
+  _scan_images(found, report)
   return report.escaped()
+
+
+class _Found(NamedTuple):
+  """All images of a location, and those of its splits that can be extracted."""
+
+  images: list[Source]
+  splits: list[Source]
 
 
 def _describe_folder(
   config: SourceConfig, root: str, files: Sequence[File], report: ImagesReport
-) -> list[Source]:
-  """Adds what an extraction would make of a folder; returns its images."""
+) -> _Found:
+  """Adds what an extraction would make of a folder."""
   images = [file for file in files if is_image(file.path)]
   others = [file.path for file in files if not is_image(file.path)]
   report.passed_over += others
@@ -162,14 +184,17 @@ def _describe_folder(
   for stray in sorted(strays):
     report.faults.append(f"{stray.path!r}: in no class folder")
   sound = [file for file in files if file not in strays]
+  labeled: list[Source] = []
   for split in splits or [None]:
     asked = dataclasses.replace(config, split=split)
     try:
-      _count_labels(open_folder(asked, root, sound), report)
+      labeled.append(open_folder(asked, root, sound))
     except (InputError, RunError) as error:
       _add_error(error, report)
+  for source in labeled:
+    _count_labels(source, report)
   whole = [listed_files.join_folder(root, file) for file in images]
-  return [images_of(whole)]
+  return _Found([images_of(whole)], labeled)
 
 
 def _describe_tables(
@@ -177,8 +202,8 @@ def _describe_tables(
   paths: Sequence[str],
   files: Sequence[File],
   report: ImagesReport,
-) -> list[Source]:
-  """Adds what an extraction would make of tables; returns their images."""
+) -> _Found:
+  """Adds what an extraction would make of tables."""
   tables = [file.path for file in files if is_table(file.path)]
   for file in files:
     if not is_table(file.path):
@@ -196,7 +221,7 @@ def _describe_tables(
     splits = [split for split in by_split if split] or [None]
   except InputError as error:
     report.faults.append(str(error))
-    return []
+    return _Found([], [])
   for place in places:
     try:
       file = listed_files.file_at(place)
@@ -208,21 +233,26 @@ def _describe_tables(
         parts.append(images_of([file]))
     except (InputError, RunError) as error:
       report.faults.append(str(error))
+  labeled: list[Source] = []
   if parts:
-    _describe_splits(config, splits, report)
-  return parts
+    labeled = _describe_splits(config, splits, report)
+  return _Found(parts, labeled)
 
 
 def _describe_splits(
   config: SourceConfig, splits: Sequence[str | None], report: ImagesReport
-) -> None:
+) -> list[Source]:
   """Adds the classes and owners of each split of tables."""
+  labeled: list[Source] = []
   for split in splits:
     asked = dataclasses.replace(config, split=split)
     try:
-      _count_labels(open_source(asked), report)
+      labeled.append(open_source(asked))
     except (InputError, RunError) as error:
       _add_error(error, report)
+  for source in labeled:
+    _count_labels(source, report)
+  return labeled
 
 
 def _add_error(error: Exception, report: ImagesReport) -> None:
@@ -246,30 +276,47 @@ def _count_labels(source: Source, report: ImagesReport) -> None:
     }
 
 
-def _scan_images(parts: Sequence[Source], report: ImagesReport) -> None:
+class _AllImages:
+  """The images of several sources, numbered one after the other."""
+
+  def __init__(self, sources: Sequence[Source]):
+    self._sources = sources
+    self._starts = [0]
+    for source in sources:
+      self._starts.append(self._starts[-1] + len(source))
+
+  def __len__(self) -> int:
+    return self._starts[-1]
+
+  def find(self, index: int) -> tuple[Source, int]:
+    """The source that has an image, and its index there."""
+    number = bisect.bisect(self._starts, index) - 1
+    return self._sources[number], index - self._starts[number]
+
+  def name_of(self, index: int) -> str:
+    """Where an image is, for messages."""
+    source, place = self.find(index)
+    return source.name_of(place)
+
+
+def _scan_images(found: _Found, report: ImagesReport) -> None:
   """Adds what all images are like: broken, of which size, which are equal."""
-  starts = [0]
-  for part in parts:
-    starts.append(starts[-1] + len(part))
-  total = starts[-1]
+  images = _AllImages(found.images)
+  total = len(images)
   # (Both stay zero where an image is broken.)
   keys = np.zeros((total, 2), np.uint64)
   sides = np.zeros((total, 2), np.int32)
   faults: dict[int, str] = {}
 
-  def name_of(index: int) -> str:
-    part = bisect.bisect(starts, index) - 1
-    return parts[part].name_of(index - starts[part])
-
   def scan(index: int) -> None:
-    part = bisect.bisect(starts, index) - 1
+    source, place = images.find(index)
     try:
-      image = parts[part].image(index - starts[part])
+      image = source.image(place)
       height, width, _ = decode_image(image).shape
       sides[index] = width, height
       keys[index] = image_key(image)
     except (InputError, RunError, DecodeError) as error:
-      faults[index] = f"{name_of(index)}: {error}"
+      faults[index] = f"{images.name_of(index)}: {error}"
 
   threads = os.cpu_count() or 1
   scanned = prefetch_map(
@@ -281,8 +328,35 @@ def _scan_images(parts: Sequence[Source], report: ImagesReport) -> None:
   report.num_images = total
   report.faults += [faults[index] for index in sorted(faults)]
   report.sizes = _sizes(sides)
-  for group in _equal_keys(keys):
-    report.duplicates.append(" = ".join(name_of(index) for index in group))
+  groups = _equal_keys(keys)
+  for group in groups:
+    names = [images.name_of(index) for index in group]
+    report.duplicates.append(" = ".join(names))
+  report.label_conflicts = _label_conflicts(images, groups, found.splits)
+
+
+def _label_conflicts(
+  images: _AllImages, groups: Sequence[Sequence[int]], splits: Sequence[Source]
+) -> list[str]:
+  """Equal images that are in several classes, each with its class."""
+  class_of: dict[tuple[str, str, int, int], str] = {}
+  if groups:
+    for source in splits:
+      for index, label in enumerate(source.labels.tolist()):
+        class_of[source.place_of(index)] = source.class_names[label]
+  conflicts: list[str] = []
+  for group in groups:
+    classes: set[str] = set()
+    named: list[str] = []
+    for index in group:
+      source, place = images.find(index)
+      name = class_of.get(source.place_of(place))
+      if name is not None:
+        classes.add(name)
+        named.append(f"{images.name_of(index)} ({name})")
+    if len(classes) > 1:
+      conflicts.append(" = ".join(named))
+  return conflicts
 
 
 def _sizes(sides: Int32[np.ndarray, "n 2"]) -> list[str]:

@@ -13,7 +13,9 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import (
+  DISTINCT_IMAGE,
   EXAMPLE,
+  SAME_IMAGE,
   SourceConfig,
   check_unit_name,
 )
@@ -61,6 +63,10 @@ def open_source(config: SourceConfig) -> Source:
       be.
     RunError: a TFDS data set cannot be downloaded or prepared.
   """
+  if config.units == SAME_IMAGE:
+    # Whose a row is follows from its image, which only a worker reads.
+    source = open_source(dataclasses.replace(config, units=None))
+    return dataclasses.replace(source, unit=DISTINCT_IMAGE)
   if len(config.location) == 1 and config.location[0].startswith("tfds:"):
     # TFDS takes seconds to import.
     from oneshot_dp.extract.sources.tfds import open_tfds

@@ -46,9 +46,10 @@ class Source:
     name, split: public names.
     class_names: of label 0, 1, …; public, from the data's names or a flag,
       never from its labels, which are private.
-    unit: public name of what `unit_id` numbers; "example" where there is none.
+    unit: public name of what `unit_id` numbers; "example" where there is none,
+      "distinct image" where it follows from the image.
     labels: class index of each example; private, as all that follows.
-    unit_ids: whose each example is; None where the unit is an example.
+    unit_ids: whose each example is; None where nothing says it.
     root: the folder that paths are relative to, or "".
     files: in order, with their sizes (bytes) and versions.
     columns: of each file the column or array of its images, or "" where the
@@ -85,6 +86,16 @@ class Source:
     file = listed._replace(path=os.path.join(self.root, listed.path))
     kind = format_of(file.path)
     return kind.read_image(file, self.columns[number], first, second)
+
+  def place_of(self, index: int) -> tuple[str, str, int, int]:
+    """Where the image of an example is: in whatever split, it is one place.
+
+    Returns:
+      The path of the file, the column, and the two numbers of the location.
+    """
+    number, first, second = self.locations[index].tolist()
+    path = os.path.join(self.root, self.files[number].path)
+    return path, self.columns[number], first, second
 
   def name_of(self, index: int) -> str:
     """Where an example is, by the names of files: a path, or FILE[row]."""

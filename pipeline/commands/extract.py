@@ -104,12 +104,12 @@ class Flags(CommandFlags):
     " K - 1.",
   ).default(None)
   units: str | None = Flag(
-    form="FILE.csv|REGEX|COLUMN",
+    form="FILE.csv|REGEX|COLUMN|same-image",
     group=_LABELS,
     help="Whose each image is, so that all images of one owner are protected"
     " together: a CSV file with the header file,patient; a regular expression"
-    " on paths, such as '/(?P<patient>[^/_]+)_'; or a column (default: each"
-    " image alone).",
+    " on paths, such as '/(?P<patient>[^/_]+)_'; or a column. same-image"
+    " protects all copies of an image together (default: each image alone).",
   ).default(None)
 
   backbone: str | None = Flag(
@@ -303,14 +303,20 @@ def run(flags: Flags) -> Answer:
   job = job_of(flags)
   if flags.backbone is None:
     print(f"--backbone is not given: {job.backbone} is taken", file=sys.stderr)
+  from oneshot_dp.extract.cache.duplicates import count_duplicates
   from oneshot_dp.extract.cache.read import describe
   from oneshot_dp.extract.job.job import run_extraction
 
   cache = run_extraction(job, flags.out, flags.beam_options)
   lines = [f"{cache.name}: finished"]
-  for name, value in describe(cache).items():
-    lines.append(f"{name:15}{value}")
+  duplicates = count_duplicates(cache)
+  for name, value in (describe(cache) | duplicates).items():
+    lines.append(f"{name:18}{value}")
   return Answer(
     text="\n".join(lines),
-    facts={"cache": flags.out, "metadata": cache.info.public()},
+    facts={
+      "cache": flags.out,
+      "metadata": cache.info.public(),
+      "duplicates": duplicates,
+    },
   )

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import CommandFlags, Flag
@@ -64,6 +64,12 @@ class Flags(CommandFlags):
     help="Column that says who owns a row, such as patient; all rows of one"
     " owner are protected together (default: each row alone).",
   ).default(None)
+  units: Literal["same-image"] | None = Flag(
+    form="same-image",
+    choices=("same-image",),
+    help="Protect all rows of one embedding together, as rows of one image"
+    " (default: each row alone).",
+  ).default(None)
   backbone_name: str = Flag(
     form="NAME", help="Public name of what computed the embeddings."
   ).default("imported features")
@@ -71,6 +77,7 @@ class Flags(CommandFlags):
 
 def run(flags: Flags) -> Answer:
   """Imports the file."""
+  from oneshot_dp.extract.cache.duplicates import count_duplicates
   from oneshot_dp.pipeline.import_table import import_table
 
   cache = import_table(
@@ -83,6 +90,7 @@ def run(flags: Flags) -> Answer:
     num_classes=flags.num_classes,
     class_names=flags.class_names,
     unit_name=flags.unit_name,
+    units=flags.units,
     backbone_name=flags.backbone_name,
   )
   info = cache.info
@@ -93,4 +101,14 @@ def run(flags: Flags) -> Answer:
   )
   if info.unit != "example":
     text += f"; protected together: all rows of a {info.unit}"
-  return Answer(text=text, facts={"cache": flags.out, "info": info.public()})
+  duplicates = count_duplicates(cache)
+  for name, value in duplicates.items():
+    text += f"\n{name}: {value}"
+  return Answer(
+    text=text,
+    facts={
+      "cache": flags.out,
+      "info": info.public(),
+      "duplicates": duplicates,
+    },
+  )

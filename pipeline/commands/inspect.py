@@ -49,7 +49,7 @@ class Flags(CommandFlags):
     help="Number of classes of the images, as for extract.",
   ).default(None)
   units: str | None = Flag(
-    form="FILE.csv|REGEX|COLUMN",
+    form="FILE.csv|REGEX|COLUMN|same-image",
     help="Whose each image is, as for extract (default: each image alone).",
   ).default(None)
 
@@ -160,18 +160,27 @@ def _inspect_images(flags: Flags) -> Answer:
     )
   )
   facts = {"kind": "images", **dataclasses.asdict(report)}
-  return _answer(report.text, facts, report.faults)
+  answer = _answer(report.text, facts, report.faults)
+  # The report has them already, beside all else that was found.
+  return dataclasses.replace(answer, faults=())
 
 
 def _inspect_cache(path: str) -> _Findings:
+  from oneshot_dp.extract.cache.duplicates import (
+    describe_duplicates,
+    find_duplicates,
+  )
   from oneshot_dp.extract.cache.read import check_cache, describe, open_cache
 
   cache = open_cache(path)
   table = describe(cache)
+  faults = check_cache(path)
+  if not faults:  # rows of a damaged cache cannot all be read
+    table |= describe_duplicates(find_duplicates(cache), cache.info)
   return _Findings(
     table=table,
     facts={"metadata": cache.info.public(), **table},
-    faults=check_cache(path),
+    faults=faults,
   )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import DISTINCT_IMAGE
 from oneshot_dp.extract.cache.keys import keys_of
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.pipeline.ledger.entries import Keys, count_shared
@@ -145,8 +146,11 @@ def _compare_caches(
   # is found; nobody has to say which files belong together.
   rows = count_shared(public.keys, private.keys)
   units = 0
-  # A unit's number means something within one data set alone.
-  if info.dataset == private_info.dataset and info.unit == private_info.unit:
+  # A unit's number means something within one data set alone. (Distinct images
+  # are compared as rows: a test set may have a few twice.)
+  if private_info.unit == DISTINCT_IMAGE:
+    units = 0
+  elif info.dataset == private_info.dataset and info.unit == private_info.unit:
     units = count_shared(public.keys, private.keys, ["unit"])
   elif private_info.has_units:
     notes.append(
@@ -165,7 +169,9 @@ def _compare_with_ledger(
   shared = ledger.shared(public.keys)
   for dataset, (rows, shared_units) in shared.items():
     # In another data set a unit's number may be anybody's.
-    units = shared_units if dataset == public.cache.info.dataset else 0
+    info = public.cache.info
+    is_known = dataset == info.dataset and info.unit != DISTINCT_IMAGE
+    units = shared_units if is_known else 0
     owner = f"the private rows of {dataset!r} in {ledger.path}"
     notes += _judge(public, rows, units, owner, allow_duplicates)
   return notes

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import DISTINCT_IMAGE
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache import write
 from oneshot_dp.pipeline.runs.cache_roles import (
@@ -149,3 +150,17 @@ def test_many_copies_of_one_private_row_are_no_few_rows(
   test = write_rows(tmp_path / "copies", *copies, num_classes=4, split="test")
   with pytest.raises(InputError, match="1 of the 1 rows of --eval-cache"):
     check_roles([private(train_cache), public(test)], ledger)
+
+
+def test_a_few_copies_are_allowed_where_images_are_the_units(tmp_path, ledger):
+  rows = clusters()
+  embedding, label = clusters((50,) * 4, seed=1)
+  embedding[0] = rows[0][0]
+  train = write_rows(tmp_path / "train", *rows, unit=DISTINCT_IMAGE)
+  test = write_rows(
+    tmp_path / "test", embedding, label, split="test", unit=DISTINCT_IMAGE
+  )
+  (note,) = check_roles([private(train), public(test)], ledger)
+  assert "at most one in a hundred" in note
+  charge(ledger, train)
+  assert len(check_roles([public(test)], ledger)) == 1

@@ -379,3 +379,32 @@ def test_integers_of_a_class_label_are_indices_whatever_its_names(
   write_parquet_split(tmp_path, "a.parquet", [1, 2, 1], ["1", "2", "3"])
   import_table(Path("a.parquet"), Path("c"))
   np.testing.assert_array_equal(rows_of(tmp_path / "c")["label"], [1, 2, 1])
+
+
+def test_equal_embeddings_are_counted_and_can_be_one_unit(tmp_path, capsys):
+  embedding, label = vectors()
+  embedding[1] = embedding[0]
+  label[1] = label[0]
+  file = npz(tmp_path / "a.npz", embedding=embedding, label=label)
+  words = "import", file, "--num-classes", K, "--out"
+  out, _ = succeeds(capsys, *words, tmp_path / "each")
+  assert "2 rows share their embedding" in out
+  assert "--units same-image" in out
+  out, _ = succeeds(
+    capsys, *words, tmp_path / "together", "--units", "same-image"
+  )
+  assert "all rows of a distinct image" in out
+  out, _ = succeeds(capsys, "inspect", tmp_path / "together")
+  assert "protected together" in out
+  unit_id = rows_of(tmp_path / "together")["unit_id"]
+  assert len(np.unique(unit_id)) == N - 1
+
+
+def test_two_kinds_of_units_are_refused(tmp_path, capsys):
+  file = npz(tmp_path / "a.npz", user=np.arange(N) // 2)
+  fault = fails(
+    capsys,
+    *("import", file, "--num-classes", K, "--out", tmp_path / "cache"),
+    *("--unit-name", "user", "--units", "same-image"),
+  )
+  assert "give one of them" in fault

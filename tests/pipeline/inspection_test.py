@@ -68,6 +68,7 @@ def test_photographs_and_all_that_is_wrong_with_them(tmp_path, inspect):
   status, out, err, facts = inspect(folder)
   assert status == 1
   assert "oneshot-dp: error:" in err.splitlines()[-1]
+  assert (out + err).count(f"{broken[0]}: ") == 1
   # A file's name forges no line: what follows its newline begins none.
   assert not any(line.startswith("b.png") for line in (out + err).splitlines())
   for name in broken[:2]:

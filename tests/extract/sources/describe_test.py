@@ -67,6 +67,39 @@ def test_a_folder_with_faults_is_described_all_the_same(spoiled):
   assert report.text.replace("\n", "").isprintable()
 
 
+def test_one_photograph_in_two_classes_is_named_with_its_classes(tmp_path):
+  write_files(tmp_path, "train/cat/1.png", "test/dog/2.png", data=encode_png())
+  write_files(tmp_path, "train/cat/3.png", "train/dog/4.png", data=b"none")
+  write_files(tmp_path, "test/cat/5.png", "test/cat/6.png", data=encode_png(1))
+  report = describe(tmp_path)
+  assert report.label_conflicts == [
+    f"{tmp_path}/test/dog/2.png (dog) = {tmp_path}/train/cat/1.png (cat)"
+  ]
+  assert len(report.duplicates) == 2
+  assert report.label_conflicts[0] in report.text
+  assert "--units same-image" in report.text
+
+
+def test_label_conflicts_of_an_npz_are_told_by_split_and_row(tmp_path):
+  train = make_arrays(4)
+  test = make_arrays(5)
+  test["image"][1] = train["image"][0]
+  arrays: dict[str, Any] = {"class_names": train["class_names"]}
+  for name in "image", "label":
+    arrays[f"train_{name}"] = train[name]
+    arrays[f"test_{name}"] = test[name]
+  path = tmp_path / "x.npz"
+  np.savez(path, **arrays)
+  (conflict,) = describe(path).label_conflicts
+  assert set(conflict.split(" = ")) == {f"{path}[0] (cat)", f"{path}[1] (dog)"}
+
+
+def test_the_same_image_as_a_unit_is_no_pattern_of_owners(tmp_path):
+  write_files(tmp_path, "cat/1.png", "dog/2.png", data=encode_png())
+  report = describe(tmp_path, units="same-image")
+  assert (report.faults, report.notes) == ([], [])
+
+
 def test_a_sound_folder_has_counts_and_sizes_of_each_split(tmp_path):
   for i, path in enumerate(("train/a/1.png", "train/b/2.png", "test/a/3.png")):
     write_files(tmp_path, path, data=encode_png(i))

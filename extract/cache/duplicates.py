@@ -1,0 +1,179 @@
+"""Rows of one cache that have the same image, and what is wrong with them.
+
+ε is about one row. An image that is there k times moves a sum k times as far:
+ε = 2 at δ = 1e-5 is 4.40 for an image that is there twice. So whoever holds a
+cache is told how many such rows there are. All of it is PRIVATE.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int32, Int64, UInt64
+
+from oneshot_dp.configs.extract_config import DISTINCT_IMAGE
+from oneshot_dp.extract.cache.format import CacheInfo
+from oneshot_dp.extract.cache.keys import MOST_KEYS
+from oneshot_dp.extract.cache.read import FeatureCache
+
+_SHOWN_CONFLICTS = 5
+_NOT_COUNTED = "not counted here, as rows are many: `oneshot-dp inspect` does"
+
+
+class Duplicates(NamedTuple):
+  """What rows of equal keys there are in a cache; private.
+
+  Attributes:
+    rows: that have the key of another row.
+    images: keys that several rows have.
+    most: rows of one key, at most.
+    across_units: images that are rows of several privacy units.
+    conflicts: example ids of the rows of each image that is in several classes.
+  """
+
+  rows: int
+  images: int
+  most: int
+  across_units: int
+  conflicts: tuple[tuple[int, ...], ...]
+
+
+def find_duplicates(cache: FeatureCache) -> Duplicates:
+  """Compares the keys of all rows of a cache, which are read once.
+
+  The key of a row is a hash of its image's bytes, or, where embeddings were
+  imported, of the embedding's. Memory holds 36 bytes of each row. Rows of zeros
+  stand for no image.
+
+  Args:
+    cache: a cache, or a part of one.
+
+  Raises:
+    InputError: a shard is missing or damaged.
+  """
+  keys = [np.zeros((0, 2), np.uint64)]
+  labels = [np.zeros(0, np.int32)]
+  ids = [np.zeros(0, np.int64)]
+  units = [np.zeros(0, np.int64)]
+  for rows in cache.blocks():
+    is_image = rows["image_key"].any(axis=1)
+    keys.append(rows["image_key"][is_image])
+    labels.append(rows["label"][is_image])
+    ids.append(rows["example_id"][is_image])
+    units.append(rows.get("unit_id", rows["example_id"])[is_image])
+  return _compare(
+    np.concatenate(keys),
+    np.concatenate(labels),
+    np.concatenate(ids),
+    np.concatenate(units),
+  )
+
+
+def _compare(
+  key: UInt64[np.ndarray, "n 2"],
+  label: Int32[np.ndarray, " n"],
+  example_id: Int64[np.ndarray, " n"],
+  unit: Int64[np.ndarray, " n"],
+) -> Duplicates:
+  # Sorted by key, rows of one image lie side by side.
+  order = np.lexsort((example_id, key[:, 1], key[:, 0]))
+  key = key[order]
+  label = label[order]
+  example_id = example_id[order]
+  unit = unit[order]
+  is_first = np.ones(len(key), bool)
+  is_first[1:] = (key[1:] != key[:-1]).any(axis=1)
+  first = np.flatnonzero(is_first)
+  count = np.diff(first, append=len(key))
+  across_classes = _differs_within(label, is_first)
+  conflicts: list[tuple[int, ...]] = []
+  for image in np.flatnonzero(across_classes):
+    ids = example_id[first[image] : first[image] + count[image]]
+    conflicts.append(tuple(ids.tolist()))
+  return Duplicates(
+    rows=int(count[count > 1].sum()),
+    images=int((count > 1).sum()),
+    most=int(count.max(initial=0)),
+    across_units=int(_differs_within(unit, is_first).sum()),
+    conflicts=tuple(conflicts),
+  )
+
+
+def _differs_within(
+  values: np.ndarray, is_first: Bool[np.ndarray, " n"]
+) -> Bool[np.ndarray, " groups"]:
+  """Of each group of neighbors, whether its values are not all equal."""
+  differs = np.zeros(len(values), bool)
+  differs[1:] = (values[1:] != values[:-1]) & ~is_first[1:]
+  groups = np.zeros(int(is_first.sum()), bool)
+  groups[(np.cumsum(is_first) - 1)[differs]] = True
+  return groups
+
+
+def count_duplicates(cache: FeatureCache) -> dict[str, str]:
+  """Describes the duplicates of a cache that was just made, to its holder.
+
+  To count them all rows are read again. So of a cache of more than 4 million
+  rows, which may lie in a distant store, `inspect` alone does it.
+
+  Args:
+    cache: the whole of it.
+
+  Returns:
+    Values by their captions; PRIVATE.
+  """
+  if cache.num_rows > MOST_KEYS:
+    return {"exact duplicates": _NOT_COUNTED}
+  return describe_duplicates(find_duplicates(cache), cache.info)
+
+
+def describe_duplicates(
+  duplicates: Duplicates, info: CacheInfo
+) -> dict[str, str]:
+  """Says what there is, and what to do about it; PRIVATE.
+
+  Args:
+    duplicates: of a cache.
+    info: its metadata.
+
+  Returns:
+    Values by their captions, in the order to print them in.
+  """
+  what = "embedding" if info.keys == "embedding" else "image"
+  lines: dict[str, str] = {"exact duplicates": "none"}
+  if duplicates.rows:
+    text = (
+      f"{duplicates.rows:,} rows share their {what} with another row"
+      f" ({duplicates.images:,} {what}s, each there up to"
+      f" {duplicates.most:,} times)"
+    )
+    lines["exact duplicates"] = f"{text}: {_advice(duplicates, info, what)}"
+  if duplicates.conflicts:
+    shown = [
+      " = ".join(str(example_id) for example_id in ids)
+      for ids in duplicates.conflicts[:_SHOWN_CONFLICTS]
+    ]
+    if len(duplicates.conflicts) > _SHOWN_CONFLICTS:
+      shown.append("…")
+    lines["label conflicts"] = (
+      f"{len(duplicates.conflicts):,} {what}s are in several classes: example"
+      f" ids {', '.join(shown)}; leave each in one"
+    )
+  return lines
+
+
+def _advice(duplicates: Duplicates, info: CacheInfo, what: str) -> str:
+  """What the duplicates mean for ε, and what to do about it."""
+  if info.unit == DISTINCT_IMAGE:
+    return "all rows of one are protected together"
+  if not info.has_units:
+    return (
+      "epsilon is about one row, and is more for these; with --units same-image"
+      f" all rows of one {what} are protected together"
+    )
+  if not duplicates.across_units:
+    return f"each within one {info.unit}, whose rows are protected together"
+  return (
+    f"{duplicates.across_units:,} are of several {info.unit}s, and each is"
+    " protected in its own rows alone: give such rows one owner, or leave them"
+    " in once"
+  )
