@@ -101,7 +101,7 @@ def _compare(
 def _differs_within(
   values: np.ndarray, is_first: Bool[np.ndarray, " n"]
 ) -> Bool[np.ndarray, " groups"]:
-  """Of each group of neighbors, whether its values are not all equal."""
+  """Tells which groups of neighbors have values that are not all equal."""
   differs = np.zeros(len(values), bool)
   differs[1:] = (values[1:] != values[:-1]) & ~is_first[1:]
   groups = np.zeros(int(is_first.sum()), bool)
