@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.pipeline.vector_files import CLASS_NAMES, VectorFile
@@ -135,3 +137,14 @@ def _warn_of_unused_columns(
       " itself.",
       stacklevel=5,
     )
+
+
+def whole_numbers(path: str, name: str, values: np.ndarray) -> np.ndarray:
+  """Values of a column as int64; InputError: they are not whole numbers."""
+  is_whole = values.dtype.kind in "iu" and values.ndim == 1
+  if not is_whole or (values > np.iinfo(np.int64).max).any():
+    raise InputError(
+      f"{path}: {name} has dtype {values.dtype!s:.60} and shape"
+      f" {values.shape}; it must be whole numbers [n] of 64 bits."
+    )
+  return values.astype(np.int64)

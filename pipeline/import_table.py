@@ -44,6 +44,7 @@ from oneshot_dp.pipeline.import_columns import (
   ImportRequest,
   candidates,
   find_columns,
+  whole_numbers,
 )
 from oneshot_dp.pipeline.vector_files import (
   SUFFIXES,
@@ -234,7 +235,7 @@ def _open_tables(
     example_id = None
     if columns.example_id is not None:
       values = read_column(file, columns.example_id)
-      example_id = _integers(file.path, "example_id", values)
+      example_id = whole_numbers(file.path, "example_id", values)
     tables.append(
       _Table(
         file=file,
@@ -282,9 +283,9 @@ def _labels(
         f"{file.path}: label is of strings: name all classes with"
         " --class-names."
       )
-    return _integers(file.path, "label", values)
+    return whole_numbers(file.path, "label", values)
   if not is_text:
-    values = _integers(file.path, "label", values)
+    values = whole_numbers(file.path, "label", values)
   numbers = label_numbers(
     values.tolist(),
     names,
@@ -313,7 +314,7 @@ def _units(
       unit_names,
     )
     return np.array(numbers, np.int64)
-  return _integers(file.path, request.unit_name, values)
+  return whole_numbers(file.path, request.unit_name, values)
 
 
 def _resolve_classes(
@@ -394,13 +395,3 @@ def _embeddings(table: _Table) -> Iterator[np.ndarray]:
         " 1: save it as float32."
       )
     yield vectors
-
-
-def _integers(path: str, name: str, values: np.ndarray) -> np.ndarray:
-  is_whole = values.dtype.kind in "iu" and values.ndim == 1
-  if not is_whole or (values > np.iinfo(np.int64).max).any():
-    raise InputError(
-      f"{path}: {name} has dtype {values.dtype!s:.60} and shape"
-      f" {values.shape}; it must be whole numbers [n] of 64 bits."
-    )
-  return values.astype(np.int64)
