@@ -294,7 +294,7 @@ def dataset_from_arrays(
 
 
 def _finite_norms(embedding: np.ndarray) -> Float32[np.ndarray, " n"]:
-  """Euclidean norms of the rows, a piece of them after the other."""
+  """Computes the Euclidean norms of the rows, some rows at a time."""
   norm = np.empty(len(embedding), np.float32)
   # In float64, because squares may overflow the dtype of the rows. A norm that
   # float32 cannot hold becomes infinite, and is refused.
@@ -351,7 +351,7 @@ def _integers(name: str, values: Any, n: int) -> Int64[np.ndarray, " n"]:
 
 
 def _unit_numbers(unit_ids: Any, n: int) -> Int64[np.ndarray, " n"]:
-  """Numbers of the units; strings are numbered in their sorted order.
+  """Numbers the units; strings are numbered in sorted order.
 
   The numbers only tell which rows belong together. No sum depends on them.
   """

@@ -159,7 +159,7 @@ def _sample_integers(
   k = np.zeros(count, np.int8)
   for threshold in thresholds:
     k += words > threshold
-  # A threshold goes on behind its first word, and so does the uniform number:
+  # A threshold has digits behind its first word, and so has the uniform number:
   # one that begins with the same word may be on either side.
   for i in np.flatnonzero(thresholds[k] == words):
     k[i] = _resolve_integer(int(words[i]), source)

@@ -152,7 +152,7 @@ class PrivateSums:
 
     # Only here does a private number become public. If each host drew its own
     # noise, hosts would hold several noisy copies of one sum, whose mean has
-    # less noise than was paid for, and would go on to different weights.
+    # less noise than was paid for, and would compute different weights.
     # Host 0 draws the noise, and all hosts get the same noisy sum.
     source = self.source
     noisy = rows.data.hosts.from_first(
@@ -179,7 +179,7 @@ class PrivateSums:
       The standard deviation of the noise, rounded up, and its exact cost μ².
 
     Raises:
-      RunError: the cost is no positive number, or exceeds what is left.
+      RunError: the cost is not a positive number, or exceeds what is left.
     """
     if not 0 < mu_squared < math.inf:
       raise RunError(

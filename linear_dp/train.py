@@ -50,8 +50,8 @@ class TrainedHead:
     draw: which of several heads with one ε this is, from 0.
     mu_squared: what all releases so far cost together, at most; None for a
       baseline.
-    releases: all so far, with those of the head that it went on from.
-    state: what a head with a larger ε goes on from, all public: estimates of
+    releases: all so far, with those of the head that it continues.
+    state: what a head with a larger ε continues from, all public: estimates of
       statistics under "estimate/NAME/ID", their precisions under
       "precision/NAME/ID", and the arrays of `HeadState`.
     options: as receipts state them; of a head with public unlabeled rows, also
@@ -81,18 +81,18 @@ def cost(
   """Computes the μ² to charge before training one head for each ε.
 
   Heads of one run are nested: together they cost what the largest ε costs, less
-  what was spent on the head that they go on from.
+  what was spent on the head that they continue.
 
   Args:
     epsilons: of the heads, in any order.
     delta: of each head.
-    spent_mu_squared: μ² of the head that they go on from; 0 if there is none.
+    spent_mu_squared: μ² of the head that they continue; 0 if there is none.
 
   Returns:
     The exact difference in μ².
 
   Raises:
-    InputError: an ε is no guarantee, is given twice, or adds nothing, or too
+    InputError: an ε is not a guarantee, is given twice, or adds nothing, or too
       little, to what is below it.
   """
   # Two heads of one ε would need a difference of μ² of 0, at which noise is
@@ -140,7 +140,7 @@ def check_plan(
     feature_dim: d.
     num_classes: K.
     options: settings of the head.
-    parent_head: the head to go on from, if there is one.
+    parent_head: the head to continue, if there is one.
 
   Raises:
     InputError: the first thing that is wrong.
@@ -201,9 +201,9 @@ def train(
 ) -> Iterator[TrainedHead]:
   """Trains a head for each ε, the smallest first.
 
-  Each larger ε buys the difference in μ², and adds what it releases to what is
-  known already. With public unlabeled rows, the head of each ε teaches a second
-  one on them, and a release of 2 % of the μ² chooses between both.
+  Each larger ε buys the difference in μ², and adds what it releases to what was
+  released before. With public unlabeled rows, the head of each ε teaches a
+  second one on them, and a release of 2 % of the μ² chooses between both.
 
   Formal guarantees: the head of each ε is (ε, δ)-DP in REPLACE_SPECIAL, and all
   heads together are as private as that of the largest ε. All releases are
@@ -223,7 +223,7 @@ def train(
     options: settings of the head; with `parent_head`, its settings hold, and
       only the unlabeled rows are taken from here.
     draw: which of several heads with one ε these are.
-    parent_head: a head of the same rows to go on from.
+    parent_head: a head of the same rows to continue.
 
   Yields:
     The heads, by increasing ε.
@@ -260,7 +260,7 @@ def train(
     state = result.state
     spent_mu_squared = mu_squared
     # The head is yielded with all that was released so far: each is (ε, δ)-DP
-    # by the releases up to it, and a later one goes on from there.
+    # by the releases up to it, and a later one continues from there.
     arrays = {} if state is None else state.to_arrays()
     yield TrainedHead(
       head=result.head,
@@ -339,7 +339,7 @@ class _HeadMaker:
       state: of the head before.
 
     Returns:
-      The head, with the state of the teacher: a larger ε goes on from that. And
+      The head, with the state of the teacher: a larger ε continues that. And
       what its receipt says about the choice; nothing without unlabeled rows.
     """
     # The share is taken off before the head sees its budget, so that head and

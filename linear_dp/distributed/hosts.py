@@ -104,7 +104,7 @@ class Hosts:
     return self
 
   def __exit__(self, *exception: object) -> None:
-    """Waits for the others before an end by an error that all heard of.
+    """Waits for the others before ending by an error that all heard of.
 
     Without it host 0 could take the place where they meet away with it, before
     the others have read what it says.
@@ -113,7 +113,7 @@ class Hosts:
       self.leave()
 
   def leave(self) -> None:
-    """Waits until the other hosts have come to their end, too."""
+    """Waits until the other hosts have finished, too."""
     import jax
 
     self._exit.message = "another host was lost, or still at work, at the end."
@@ -249,7 +249,7 @@ class Hosts:
       raise announced from error
 
   def _added(self, numbers: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-    """Adds up what each host has, exactly, a piece after the other."""
+    """Adds up what each host has, exactly, piece by piece."""
     from jax.experimental.multihost_utils import process_allgather
 
     total = np.empty_like(numbers)
@@ -309,7 +309,7 @@ def _environment_number(name: str) -> int | None:
 
 
 def _join(text: str, place: _Place) -> Hosts:
-  """Starts JAX's distributed runtime, and tries that hosts can add up."""
+  """Starts JAX's distributed runtime, and checks that hosts can add up."""
   join_seconds = _environment_number("ONESHOT_DP_JOIN_SECONDS") or 35
   lost_host_exit = LostHostExit()
   lost_host_exit.install()

@@ -138,9 +138,9 @@ def auto(
     rows: all at norm 1, and kept in memory where they fit: there are 20 passes
       or more.
     new_mu_squared: μ² of this head alone; infinite for a baseline.
-    spent_mu_squared: μ² of the head that it goes on from; 0 if there is none.
+    spent_mu_squared: μ² of the head that it continues; 0 if there is none.
     state: what that head returned; None if there is none.
-    options: `balanced`, and a public start, where it does not go on.
+    options: `balanced`, and a public start, if it continues no head.
 
   Returns:
     The head, with its longest column at norm 1, and its state.

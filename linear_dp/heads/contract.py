@@ -22,7 +22,7 @@ from oneshot_dp.linear_dp.rows import Rows
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class HeadState:
-  """What a head with a larger ε goes on from; all of it is public.
+  """What a head with a larger ε continues from; all of it is public.
 
   Estimates of statistics that are released again are not in it: `PrivateSums`
   keeps them.
@@ -43,7 +43,7 @@ class HeadState:
   centered: bool
 
   def to_arrays(self) -> dict[str, np.ndarray]:
-    """Returns the state as named float64 arrays, to be kept with the head."""
+    """Returns the state as named float64 arrays, to be saved with the head."""
     return {
       "kernel": self.kernel,
       "begin": self.begin,
@@ -52,7 +52,7 @@ class HeadState:
 
   @classmethod
   def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "HeadState | None":
-    """Reads the state out of all arrays that are kept with a head.
+    """Reads the state from the arrays that are saved with a head.
 
     Rows were centered if the mean was released. Heads that were saved before
     2026-11-28 have no "begin". Where rows were centered, steps began at zeros,
@@ -97,7 +97,7 @@ class HeadResult(NamedTuple):
 
   Attributes:
     head: the weights.
-    state: what a larger ε goes on from; None if the estimates that
+    state: what a larger ε continues from; None if the estimates that
       `PrivateSums` keeps are enough.
   """
 
@@ -129,13 +129,13 @@ class HeadFn(Protocol):
       rows: the private rows, as `HeadSpec.prepare_rows` made them.
       new_mu_squared: the budget that this call may release, as μ² = σ⁻². It is
         infinite for a baseline without noise.
-      spent_mu_squared: the μ² of the head with a smaller ε that this one goes
-        on from; 0 for the first head.
+      spent_mu_squared: the μ² of the head with a smaller ε that this one
+        continues; 0 for the first head.
       state: what that head returned; None for the first head.
       options: settings that change what is computed, not what it costs.
 
     Returns:
-      The head, and what a larger ε goes on from.
+      The head, and what a larger ε continues from.
     """
     ...
 

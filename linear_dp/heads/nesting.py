@@ -1,4 +1,4 @@
-"""Nested heads: what a larger ε keeps of the head that it goes on from."""
+"""Nested heads: what a larger ε keeps of the head that it continues."""
 
 import dataclasses
 

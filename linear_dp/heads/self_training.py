@@ -62,7 +62,7 @@ class SelfTrainer:
     self._inverse = np.linalg.inv(covariance + ridge * identity)
 
   def student_of(self, teacher: LinearHead) -> LinearHead:
-    """Returns a head that learned from the names that `teacher` gives.
+    """Trains a head on the labels that `teacher` predicts.
 
     Args:
       teacher: a head of the same embeddings, public.

@@ -120,7 +120,7 @@ def read_flags(
 
   Raises:
     InputError: a word is not known, given twice, or has no value; or something
-      that must be given is not there.
+      that is required is missing.
   """
   arguments = _arguments_of(flags_type)
   # Positional words are not argparse's: it would split a list of them where a

@@ -67,7 +67,7 @@ class StagedOutput:
       self.path.parent.mkdir(parents=True, exist_ok=True)
       self._lock_handle = _lock_folder(work_folder, self._out)
     # A run that was killed after its rename has left a folder to clear, so
-    # this is looked at with the lock in hand.
+    # this is checked with the lock held.
     if os.path.lexists(self.path):
       self.unlock()
       raise InputError(f"{self._out} already exists; choose another place.")

@@ -176,7 +176,7 @@ def parse_results(file: Path, text: bytes) -> Results:
 
 
 def _check_numbers(row: HeadRow) -> None:
-  """ValueError: a number is not what a run writes."""
+  """Raises ValueError for a number that no run writes."""
   # NaN fails these comparisons, so it is refused with what is out of bounds.
   fractions = {"top1": row.top1, "top5": row.top5, "balanced": row.balanced}
   for i, share in enumerate(row.recall or ()):
@@ -200,7 +200,7 @@ def _check_numbers(row: HeadRow) -> None:
 def _check_against_receipt(
   file: Path, row: HeadRow, receipt: dict[str, Any]
 ) -> None:
-  """InputError: results.json says another thing of a head than its receipt."""
+  """Raises InputError where results.json contradicts a head's receipt."""
   known = _row_of_receipt(receipt, row.path)
   # The receipt is what the ledger vouches for. A results.json that was edited
   # could otherwise give a head another ε.
@@ -229,7 +229,7 @@ def _is_close(stated: float, known: float) -> bool:
 def _check_classes(
   file: Path, row: HeadRow, facts: RunFacts, receipt: dict[str, Any]
 ) -> None:
-  """InputError: numbers of classes are of more or fewer than the head has."""
+  """Raises InputError where a list has more or fewer classes than the head."""
   # A list of another length would be shown beside the names of other classes.
   num_classes = receipt["stated"]["num_classes"]
   lengths: dict[str, Sequence[Any] | None] = {
