@@ -109,6 +109,8 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
       raise ValueError("there is only one class; a classifier needs two.")
     if not np.isin(present, self.classes_).all():
       raise ValueError("a label is none of `classes`: name all of them.")
+    # Labels become numbers in the order of `classes_`, which is sorted, as
+    # scikit-learn has it: column k of every answer is class k.
     trained = train_head(
       rows,
       np.searchsorted(self.classes_, labels),

@@ -155,6 +155,7 @@ class Rows:
     Raises:
       InputError: A has no entry that is not 0, or one that is not finite.
     """
+    # Public integers, so that products with rows are exact.
     integer_center = np.rint(np.clip(center, -1, 1) * ROW_NORM)
     integer_matrix = np.zeros((0, 0))
     feature_dim = self.feature_dim
@@ -205,9 +206,8 @@ def rows_of(
     keep: whether rows stay in memory after the first pass, where they fit.
 
   Returns:
-    The rows. A pass over them raises InputError for a row that is not finite or
-    longer than its embedding_norm says; see `PrivateDataset.checked_blocks`,
-    too.
+    The rows. A pass raises InputError for a row that is not finite, or longer
+    than its embedding_norm says, and as `PrivateDataset.checked_blocks` does.
   """
   # A TPU adds up int32, which is what class sums are of where no unit has many
   # rows; it has no float64, so its host's CPU does the rest.

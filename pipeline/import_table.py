@@ -232,6 +232,8 @@ def _open_tables(
       raise InputError(
         f"{file.path!r} defines different classes from the other files."
       )
+    # Ids of the file's own tell rows apart in messages and across files.
+    # Without them a row's place is its id.
     example_id = None
     if columns.example_id is not None:
       values = read_column(file, columns.example_id)

@@ -121,6 +121,9 @@ def _config(
     model_args = {}
     pool_size = [side // 32, side // 32]
     first_conv = "stem.conv"
+  # timm builds the network by these fields, and both libraries prepare images
+  # by `pretrained_cfg`, so that they see the pixels that the head was trained
+  # on.
   return {
     "architecture": backbone.timm,
     "num_classes": len(class_names),

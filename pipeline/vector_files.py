@@ -127,6 +127,8 @@ def read_start(path: Path, info: CacheInfo) -> PublicStart:
   content = read_regular(path)
   names = info.class_names
   vectors = open_vector_file(listed_files.file_at(str(path)))
+  # By name and not by order: vectors in another order of classes would make a
+  # head that is wrong and raises no error.
   wrong_names = sorted(set(names) ^ vectors.shapes.keys())
   if wrong_names:
     raise InputError(

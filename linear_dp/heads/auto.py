@@ -163,6 +163,7 @@ def auto(
     whitened=bool(n >= ROWS_TO_WHITEN * sigma * num_classes),
   )
 
+  # What is released once, each at its own share of μ².
   log_prior = None
   if options.balanced:
     counts, noise = sums.release(
@@ -190,6 +191,7 @@ def auto(
       share=split.second_moment,
     )
 
+  # Up to the steps, public arithmetic on what was released.
   begin = _begin(
     rows, whitening, n=n, sigma=sigma, state=state, options=options
   )

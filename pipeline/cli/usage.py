@@ -202,6 +202,7 @@ def command_parser(
   parser.description = _dedented(flags_type.__doc__ or "")
   lines = [f"  {example}" for example in flags_type.EXAMPLES]
   parser.epilog = "\n".join(["examples:", *lines]) if lines else None
+  # Groups stand in the order in which their first flag is declared.
   groups: dict[str, Any] = {}
   for argument in arguments:
     title = argument.flag.group or "flags"
@@ -277,6 +278,8 @@ def _add_option(parser: Any, argument: _Argument, *, action: Any) -> None:
       help=argument.help,
     )
     return
+  # Values stay words here, and none of them is required: what is missing or
+  # wrong is found by `read_flags`, in one voice.
   nargs: Any = None
   if not flag.form:
     nargs = 0

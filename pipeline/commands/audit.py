@@ -264,6 +264,8 @@ def answer_of(
       " confidence: of sound heads, up to one audit in twenty says so. A second"
       " audit that says it again leaves little doubt"
     )
+  # A fault is a failure even if the bounds are below the claim: noise with a
+  # pattern is not the noise that was claimed.
   failure = None
   if all_faults:
     failure = RunError(

@@ -154,6 +154,8 @@ def _accuracy_line(
     for title, share in shares.items()
     if share is not None
   ]
+  # A test set is a sample, and its noisy counts are noisy: both are in the
+  # interval.
   test = EvaluationSet(
     num_examples=facts["num_examples"],
     accuracy_sd=facts.get("accuracy_sd", 0.0),

@@ -65,6 +65,7 @@ def run(flags: Flags) -> Answer:
     _find_backbone(saved, flags),
     with_registry=flags.registry,
   )
+  # What the ledger says comes first, as it decides whether the files may leave.
   lines = [f"{flags.to}: {', '.join(files)}", *notes]
   notice = LEDGER_NOTICES[verdict.status]
   if notice:

@@ -246,6 +246,8 @@ def job_of(flags: Flags) -> ExtractConfig:
   is_place = os.path.lexists(first) or bool(_PLACE_SIGNS & set(first))
   if len(flags.source) == 1 and not is_place:
     job = load_experiment(first)
+  # Flags win over the experiment, and what neither says is the default of the
+  # config.
   source = _with_given(
     job.source,
     split=flags.split,

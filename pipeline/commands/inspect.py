@@ -77,6 +77,7 @@ def run(flags: Flags) -> Answer:
     kind = _kind_of(path)
   if kind == "images":
     return _inspect_images(flags)
+  # Flags of images would be ignored here, and so they are refused.
   if flags.class_names or flags.num_classes is not None or flags.units:
     raise InputError(f"{path} is a {kind}: these flags are for images.")
   # A fault is the answer here, and not an error: the exit status says that

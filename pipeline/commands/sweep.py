@@ -65,6 +65,8 @@ class Flags(TrainingFlags):
 
   def request(self) -> TrainRequest:
     """Returns what is asked of the runner."""
+    # A single head and a sweep are one request, which the same runner carries
+    # out: a sweep has an evaluation set, and may have several of everything.
     return TrainRequest(
       cache=self.cache,
       part=Part.parse(self.rows),

@@ -152,6 +152,8 @@ def read_head(path: str | os.PathLike) -> SavedHead:
   card = read_regular(folder / CARD_FILE, _MOST_RECEIPT_BYTES)
   if card != render_card(receipt).encode():
     raise _damaged(folder / CARD_FILE, "it belongs to another receipt")
+  # Numbers are those that were derived again and compared, not those that
+  # somebody wrote.
   follows = receipt["follows"]
   trained = TrainedHead(
     head=weights,

@@ -188,6 +188,7 @@ def _template_values(run: Run) -> dict[str, Any]:
     "matrix": [],
     "confusions": [],
   }
+  # A head alone was not scored: its page is about the guarantee.
   if run.facts is not None:
     values |= _scored_values(run, run.facts, chosen, private_rows)
   return values

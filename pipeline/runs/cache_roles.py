@@ -205,6 +205,7 @@ def _judge(
     )
   if not rows:
     return []
+  # Not how many: notes go into logs, and the number follows from private rows.
   share = "at most one in a hundred" if are_few else "up to a half"
   return [
     f"note: some rows of {public}, {share}, are among {owner}; they are scored"

@@ -65,6 +65,8 @@ def price_jobs(
         parent_charge_id=parent_charge_id(parent),
       )
       jobs.append(Job(head=head, draw=draw, charge=charge))
+  # Without noise there is no cost to add, and no cap that covers it: a data set
+  # with a cap refuses it.
   if request.baseline:
     for head in request.heads:
       charge = LedgerEntry(

@@ -45,6 +45,8 @@ def write_sweep_files(
   for head, accuracy in zip(written, scores.accuracies, strict=True):
     rows.append(_row_of(plan, head, accuracy))
   facts = _facts_of(plan, scores)
+  # Intervals are of the test set, and of the noise on its counts if there is
+  # any.
   test = EvaluationSet(
     num_examples=scores.facts["num_examples"],
     accuracy_sd=scores.facts.get("accuracy_sd", 0.0),
@@ -90,6 +92,7 @@ def rehearse_sweep_files(plan: Plan, eval_rows: EvalRows) -> None:
     for epsilon in sorted(plan.request.epsilons):
       heads.append(PlannedHead(job.head, epsilon, job.draw))
   cache = eval_rows.role.cache
+  # What `EvalRows` will state of its scores, as far as it is known.
   evaluation: dict[str, Any] = {
     "labels": eval_rows.role.role,
     "dataset": cache.info.dataset,
