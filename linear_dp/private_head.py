@@ -142,8 +142,8 @@ class PrivateHead:
     from it. As in receipt.json of `oneshot-dp train`, as far as arrays in
     memory can know it.
     """
-    # The numbers below are those that `receipt.derive` of the pipeline
-    # computes; it is not asked, since this package knows no files.
+    # From the budget. `receipt.derive` of the pipeline, which this package does
+    # not know, adds up the releases, and comes to a hair less.
     trained = self.trained
     mu_squared = trained.mu_squared
     releases = []

@@ -77,8 +77,8 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
     saved = read_head(path)
   except InputError as error:
     faults = (str(error),)
-  # A ledger that does not exist is no verdict about the head: it is told apart
-  # from one that does not know it.
+  # A missing ledger says nothing about the head, unlike one that does not know
+  # it.
   if ledger_exists(ledger.path):
     released = ledger.heads().get(weights_sha256)
     difference = _difference_to_ledger(saved, ledger, released)
