@@ -271,7 +271,7 @@ def dataset_from_arrays(
     # A number that overflows makes an infinite norm, which is refused below.
     with np.errstate(over="ignore"):
       embedding = array.astype(np.float32)
-  # Ids are positions: in memory no two rows are the same one.
+  # Ids are positions, which no two rows share.
   columns = {
     "embedding": embedding,
     "embedding_norm": _finite_norms(embedding),

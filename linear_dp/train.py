@@ -119,7 +119,7 @@ def cost(
         " it, for noise that int64 has room for: leave it out."
       )
   # Exact, as the ledger adds fractions: the parent's charge and this one
-  # together are the μ² of the largest ε, and no bit more.
+  # together are the μ² of the largest ε.
   return Fraction(budgets[-1]) - Fraction(spent_mu_squared)
 
 

@@ -46,7 +46,7 @@ def nesting_weights(
     spent_mu_squared: σ'⁻², of the head before.
   """
   # Precisions add up, as μ² does: the head is as precise as one that was
-  # trained alone with the noise of both.
+  # trained alone for both budgets together.
   sigma = (spent_mu_squared + new_mu_squared) ** -0.5
   sigma_before = spent_mu_squared**-0.5
   sigma_new = new_mu_squared**-0.5

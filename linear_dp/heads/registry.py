@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from oneshot_dp.linear_dp.heads import auto, one_step
 from oneshot_dp.linear_dp.heads.contract import HeadSpec
 
-# Commands offer the heads in this order. Names are in receipts and ledgers, and
-# never change.
+# Names are in receipts and ledgers, and never change.
 HEADS: Mapping[str, HeadSpec] = {
   "auto": auto.SPEC,
   "lamb": one_step.spec("lamb"),
