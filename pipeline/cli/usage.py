@@ -278,7 +278,7 @@ def _add_option(parser: Any, argument: _Argument, *, action: Any) -> None:
       help=argument.help,
     )
     return
-  # Values stay words here, and none of them is required: what is missing or
+  # Values stay words here, and for reading none is required: what is missing or
   # wrong is found by `read_flags`, in one voice.
   nargs: Any = None
   if not flag.form:
