@@ -31,6 +31,7 @@ _T = TypeVar("_T")
 # A pathlib.Path has lost the second slash.
 URL = re.compile(r"(gs|s3):/+([^/]+)/*(.*)")
 """Scheme, bucket and folder of a URL."""
+_OTHER_URL = re.compile(r"[a-z][a-z0-9+.-]+:/.*")
 _WAITS = (0.1, 0.4, 1.6, 5.0)
 """Seconds between calls that obstore gave up on."""
 
@@ -73,7 +74,8 @@ def store_at(place: str | os.PathLike) -> Store:
     The store. Of a URL it is the same object in the whole process.
 
   Raises:
-    InputError: it cannot be a path, or the credentials cannot be read.
+    InputError: it cannot be a path, is a URL of another kind, or the
+      credentials cannot be read.
   """
   text = os.fspath(place)
   url = URL.fullmatch(text)
@@ -82,6 +84,11 @@ def store_at(place: str | os.PathLike) -> Store:
     return _remote(scheme, bucket, folder.strip("/"))
   if "\0" in text:
     raise InputError(f"{escaped(text)} is no path.")
+  if _OTHER_URL.fullmatch(text) and not os.path.lexists(text):
+    raise InputError(
+      f"{escaped(text)} is an address that is not read here: download it, and"
+      " name the file or folder; URLs begin with gs:// or s3://."
+    )
   return Store(os.path.abspath(os.path.expanduser(text)))
 
 

@@ -26,6 +26,7 @@ from oneshot_dp.extract.cache.shard_file import (
   StoredShard,
   read_shard,
 )
+from oneshot_dp.extract.images import IMAGE_SUFFIXES
 from oneshot_dp.extract.threads import prefetch_map
 
 _SHARDS_AHEAD = 4
@@ -37,6 +38,10 @@ what follows costs more per block than per row."""
 _ALIGNMENT = 64
 """Bytes; JAX on a CPU reads arrays that begin so where they lie."""
 _SHOWN_CLASSES = 8
+_ADVICE = (
+  "give a cache, which `oneshot-dp extract` makes of images, and `oneshot-dp"
+  " import` of embeddings"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,19 +183,35 @@ def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
       its metadata were edited.
   """
   store = storage.store_at(path)
+  if not storage.is_url(path) and os.path.isfile(path):
+    raise InputError(f"{store.display_path()} is a file: {_ADVICE}.")
   data = storage.read(store, INFO_FILE)
   if data is None:
-    place = store.display_path()
-    if not storage.list_files(store):
-      raise InputError(
-        f"{place}: no such directory, or it is empty; give a cache."
-      )
-    raise InputError(
+    raise _not_a_cache(store)
+  info = CacheInfo.from_json(data, store.display_path(INFO_FILE))
+  return FeatureCache(path=os.fspath(path), info=info, part=rows)
+
+
+def _not_a_cache(store: storage.Store) -> InputError:
+  """An error that says what is there instead of a finished cache."""
+  place = store.display_path()
+  names = storage.list_files(store)
+  if not names:
+    return InputError(
+      f"{place}: no such directory, or it is empty; give a cache."
+    )
+  if any(name.startswith("job.") for name in names):
+    return InputError(
       f"{place} is not a finished cache (no {INFO_FILE}): run its extraction"
       " again to finish it, or give a cache."
     )
-  info = CacheInfo.from_json(data, store.display_path(INFO_FILE))
-  return FeatureCache(path=os.fspath(path), info=info, part=rows)
+  if any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
+    return InputError(f"{place} is a folder of images: {_ADVICE}.")
+  if "receipt.json" in names:
+    return InputError(f"{place} is a head: give the cache, not the head.")
+  return InputError(
+    f"{place} is not a finished cache (no {INFO_FILE}): {_ADVICE}."
+  )
 
 
 def check_cache(path: str | os.PathLike) -> list[str]:

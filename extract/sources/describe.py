@@ -29,6 +29,7 @@ from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.location import (
   expand_location,
   is_split,
+  refuse_prepared,
   split_tables,
 )
 from oneshot_dp.extract.sources.open_source import images_of, open_source
@@ -211,14 +212,13 @@ def _describe_tables(
   places = list(paths)
   if tables:
     places = [os.path.join(paths[0], table) for table in tables]
-  splits: list[str | None] = [config.split]
   parts: list[Source] = []
   try:
-    photographs = [p for p in report.passed_over if is_unreadable_photograph(p)]
-    if photographs and not tables:
-      raise InputError(unreadable_photographs(photographs))
+    if not tables:
+      _refuse_no_tables(paths[0], report.passed_over)
     by_split = split_tables(tables or paths, TABLE_SUFFIXES)
-    splits = [split for split in by_split if split] or [None]
+    splits: list[str | None] = [split for split in by_split if split]
+    splits = splits or [None]
   except InputError as error:
     report.faults.append(str(error))
     return _Found([], [])
@@ -237,6 +237,14 @@ def _describe_tables(
   if parts:
     labeled = _describe_splits(config, splits, report)
   return _Found(parts, labeled)
+
+
+def _refuse_no_tables(folder: str, names: Sequence[str]) -> None:
+  """Raises InputError if it is known what a folder without tables is."""
+  refuse_prepared(folder, names)
+  photographs = [name for name in names if is_unreadable_photograph(name)]
+  if photographs:
+    raise InputError(unreadable_photographs(photographs))
 
 
 def _describe_splits(

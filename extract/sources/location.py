@@ -87,6 +87,7 @@ def expand_glob(path: str) -> list[str]:
   """
   if storage.is_url(path) or os.path.lexists(path):
     return [path.rstrip("/") or "/"]
+  storage.store_at(path)  # refuses addresses of other kinds
   matches = sorted(glob.glob(path, recursive=True))
   if not matches:
     raise InputError(f"{path!r} does not exist: give a file, folder or URL.")
@@ -169,6 +170,7 @@ def list_tables(
     files = listed_files.files_in(paths[0])
     if files or os.path.isdir(paths[0]):
       listed_files.refuse_broken(paths[0], files)
+      refuse_prepared(paths[0], [file.path for file in files])
       whole = {f.path: listed_files.join_folder(paths[0], f) for f in files}
       return name, whole
   else:
@@ -177,6 +179,31 @@ def list_tables(
   if len(set(paths)) < len(paths) or not are_tables:
     raise InputError(f"{format_names(paths)}: {advice(suffixes)}, each once.")
   return name, {path: listed_files.file_at(path) for path in paths}
+
+
+def refuse_prepared(folder: str, names: Iterable[str]) -> None:
+  """Raises InputError for a feature cache, and for what TFDS has prepared.
+
+  Both have files that no table is, and their metadata say what they are.
+
+  Args:
+    folder: the folder.
+    names: of all files in it, at any depth.
+  """
+  metadata: dict[str, str] = {}
+  for name in names:
+    place, base = os.path.split(name)
+    metadata.setdefault(base, os.path.join(folder, place).rstrip("/"))
+  if "cache_info.json" in metadata:
+    raise InputError(
+      f"{metadata['cache_info.json']!r} is a feature cache, and no source of"
+      " one: give it to `oneshot-dp train --cache`."
+    )
+  if "dataset_info.json" in metadata and "features.json" in metadata:
+    place = metadata["dataset_info.json"]
+    raise InputError(
+      f"{place!r} is a data set that TFDS has prepared: extract tfds:{place}."
+    )
 
 
 def resolve_split(

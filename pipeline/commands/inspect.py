@@ -132,7 +132,12 @@ def _kind_of(path: str) -> str:
     with open(path, "rb") as file:
       if file.read(len(_SQLITE)) == _SQLITE:
         return "ledger"
+  if path.startswith("tfds:"):
+    raise InputError(
+      f"{path} is not inspected: TFDS checks what it prepares; extract it."
+    )
   if not os.path.lexists(path):
+    storage.store_at(path)  # refuses addresses of other kinds
     raise InputError(f"{path} does not exist: name a folder or a file.")
   return "images"
 

@@ -1,6 +1,7 @@
 """`oneshot-dp verify`."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -96,13 +97,17 @@ def _verify_run(flags: Flags, folder: Path) -> Answer:
 
 
 def _verify_cache(flags: Flags) -> Answer:
+  from oneshot_dp.extract import storage
   from oneshot_dp.extract.cache.read import check_cache
   from oneshot_dp.pipeline.commands.inspect import is_cache
 
   if not is_cache(flags.path):
+    fault = "is neither a head, nor a run, nor a finished cache"
+    if not storage.is_url(flags.path) and not os.path.lexists(flags.path):
+      fault = "does not exist"
     raise InputError(
-      f"{flags.path} is neither a head, nor a run, nor a finished cache: name"
-      " what `train`, `sweep`, `extract` or `import` wrote."
+      f"{flags.path} {fault}: name what `train`, `sweep`, `extract` or `import`"
+      " wrote."
     )
   faults = tuple(check_cache(flags.path))
   failure = None

@@ -274,13 +274,22 @@ def _write_new_file(path: Path, content: bytes, *, is_private: bool) -> None:
       file.write(content)
 
 
+def _describe_no_head(folder: Path) -> str:
+  """What a folder is that has no receipt, for messages."""
+  if not os.path.lexists(folder):
+    return "does not exist"
+  if os.path.lexists(folder / "results.json"):
+    return "is a run of several heads, each in a folder of its own"
+  return f"is not a head: it has no {RECEIPT_FILE}"
+
+
 def _read_receipt(folder: Path) -> tuple[dict[str, Any], str]:
   """The checked receipt, and the SHA-256 of its bytes."""
   path = folder / RECEIPT_FILE
   if not os.path.lexists(path):
     raise InputError(
-      f"{folder} is not a head: it has no {RECEIPT_FILE}; give a folder that"
-      " `oneshot-dp train` wrote."
+      f"{folder} {_describe_no_head(folder)}; give a folder that `oneshot-dp"
+      " train` wrote."
     )
   content = read_regular(path, _MOST_RECEIPT_BYTES)
   try:

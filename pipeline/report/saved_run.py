@@ -113,9 +113,12 @@ def read_run(directory: Path) -> Run:
     return _single_head(directory)
   file = directory / "results.json"
   if not file.is_file():
+    fault = "is neither a head nor a run"
+    if not directory.exists():
+      fault = "does not exist"
     raise InputError(
-      f"{directory} is neither a head nor a run: give the directory that"
-      " `train` or `sweep` wrote with --out."
+      f"{directory} {fault}: give the directory that `train` or `sweep` wrote"
+      " with --out."
     )
   results = parse_results(file, read_regular(file))
   receipts = {}

@@ -38,7 +38,10 @@ TRAIN --epsilon 30 -> --epsilon=30 is more than 20 and protects almost nobody:
 TRAIN --delta 0 -> delta=0.0 must lie strictly between 0 and 1.
 TRAIN --delta 0.1 -> delta=0.1 is not below 1/n = 0.0056: such a
 TRAIN --cache nowhere -> nowhere: no such directory, or it is empty; give a
-TRAIN --cache head -> head is not a finished cache
+TRAIN --cache head -> head is a head: give the cache
+TRAIN --cache photos -> photos is a folder of images: give a cache, which `ones
+TRAIN --cache good.npz -> good.npz is a file: give a cache, which `oneshot-dp ex
+TRAIN --cache https://x.org/c -> is an address that is not read here: download
 TRAIN --out head -> head already exists; choose another place.
 TRAIN --out gs://bucket/o -> is not a place on a disk; choose another.
 TRAIN --rows 80% -> give percentages in brackets, such as '[:80%]'
@@ -77,6 +80,11 @@ SWEEP --epsilons 1 --eval-rows [:101%] -> within 0% and 100%
 SWEEP --epsilons 1 --head lamb --start good.npz -> for head 'auto', not for 'lam
 SWEEP --epsilons 1 --private-eval 30 -> --private-eval=30 is more than 20
 evaluate test --cache head -> test is not a head: it has no receipt.json; give a
+evaluate nowhere --cache test -> nowhere does not exist; give a folder that `one
+predict nowhere photos --out p.csv -> nowhere does not exist; give a folder
+export nowhere --to o -> nowhere does not exist; give a folder that `oneshot-dp
+report nowhere -> nowhere does not exist: give the directory that
+verify nowhere -> nowhere does not exist: name
 EVALUATE --ledger no -> --ledger no does not exist: name the ledger
 EVALUATE --out text.txt -> --out text.txt already exists: name a new file.
 EVALUATE --delta 1e-5 -> --delta and --noise-seed are for --private-eval only.
@@ -114,6 +122,13 @@ import empty.npz --out o -> is not a readable npz (write it again): File is not
 import start.npz --out o -> has no column embedding (or train_embedding): it has
 import empty --out o -> nothing: give a folder of a folder of images for each
 import fifo.npz --out o -> not a regular file
+import https://x.org/a.npz --out o -> address that is not read here: download it
+import train --out o -> 'train' is a feature cache, and no source of one: give i
+extract https://x.org/a.tar --out o -> address that is not read here: download
+extract train --out o -> 'train' is a feature cache, and no source of one: give
+extract tfds/1.0.0 --out o -> a data set that TFDS has prepared: extract tfds:
+inspect https://x.org/a.tar -> address that is not read here: download it
+inspect tfds:mnist -> tfds:mnist is not inspected: TFDS checks what it prepares
 inspect nowhere -> nowhere does not exist: name a folder or a file.
 extract empty -> extract needs --out CACHE; see
 extract nowhere --out o -> 'nowhere' is not a file, folder or URL, nor an exper
@@ -142,6 +157,11 @@ def place(tmp_path_factory):
     patch.setattr(write, "_check_ids", lambda blocks, place: None)
     write_cache(str(folder / "twice"), info, [rows])
   (folder / "empty").mkdir()
+  (folder / "photos" / "cat").mkdir(parents=True)
+  (folder / "photos" / "cat" / "1.png").touch()
+  (folder / "tfds" / "1.0.0").mkdir(parents=True)
+  for name in "dataset_info.json", "features.json":
+    (folder / "tfds" / "1.0.0" / name).write_text("{}")
   os.mkfifo(folder / "fifo")
   os.mkfifo(folder / "fifo.npz")
   (folder / "empty.npz").touch()
