@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from oneshot_dp.configs.errors import InputError
 
 OneStepName = Literal["lamb", "adam", "momentum"]
-HeadName = Literal["auto", OneStepName]
+HeadName = Literal["auto", OneStepName, "prototypes", "least_squares"]
 _MIN_DIFFERENCE = 2**-40
 """Vectors of classes that differ by less of their largest value are equal."""
 

@@ -71,8 +71,8 @@ def train_heads(
     class_names: K different public names; None means "0", "1" …
     epsilons: positive and different numbers.
     delta: of each head, in (0, 1) and well below 1/n.
-    head: "auto", the most accurate one, or the paper's step with the optimizer
-      of this name.
+    head: "auto", the most accurate one, the paper's step with the optimizer of
+      this name, or "prototypes" or "least_squares" to compare with.
     unit_ids: [n] integers or strings that tell whose each row is; all rows of
       one unit are protected together. None means that each row is a unit.
     balanced: weigh all classes equally, however rare; for "auto" alone.

@@ -36,6 +36,7 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.heads.nesting import moved_before, nesting_weights
 from oneshot_dp.linear_dp.heads.whitening import (
   Whitening,
+  extra_disk,
   release_whitening,
   shrink_mean,
 )
@@ -382,11 +383,6 @@ def extra_memory(
     classes_of_unit = min(num_classes, n)
     logits += 64 * num_classes * classes_of_unit + 24 * classes_of_unit**2
   return moments + kept_rows + logits
-
-
-def extra_disk(*, feature_dim: int) -> int:
-  """Returns the bytes of the second moment, float64, that is saved."""
-  return 8 * feature_dim**2
 
 
 SPEC = HeadSpec(

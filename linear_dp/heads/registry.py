@@ -2,7 +2,12 @@
 
 from collections.abc import Mapping
 
-from oneshot_dp.linear_dp.heads import auto, one_step
+from oneshot_dp.linear_dp.heads import (
+  auto,
+  least_squares,
+  one_step,
+  prototypes,
+)
 from oneshot_dp.linear_dp.heads.contract import HeadSpec
 
 # Names are in receipts and ledgers, and never change.
@@ -11,4 +16,6 @@ HEADS: Mapping[str, HeadSpec] = {
   "lamb": one_step.spec("lamb"),
   "adam": one_step.spec("adam"),
   "momentum": one_step.spec("momentum"),
+  "prototypes": prototypes.SPEC,
+  "least_squares": least_squares.SPEC,
 }

@@ -117,3 +117,8 @@ def shrink_mean(
   # hardly longer than that, it is mostly noise, and is set to zero.
   noise = max(0, len(mean) - 2) * sd**2
   return mean * max(0.0, 1 - noise / max(float(mean @ mean), 1e-300))
+
+
+def extra_disk(*, feature_dim: int) -> int:
+  """Returns the bytes of the second moment, float64, that is saved."""
+  return 8 * feature_dim**2

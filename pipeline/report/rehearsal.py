@@ -34,6 +34,8 @@ from oneshot_dp.pipeline.report.results import (
 from oneshot_dp.pipeline.report.saved_run import Run, parse_results
 
 _NO_SHA256 = "0" * 64
+_ALL_OPTIONS = {"unlabeled_sha256": _NO_SHA256, "self_trained": True}
+"""Options that a page has more lines for: all of them are tried."""
 _EXTREMES = (0.0, 1.0, 0.5)
 """Accuracies of placeholder heads, in turn: both ends of an axis, and its
 middle."""
@@ -177,7 +179,7 @@ def _placeholder_receipt(run: PlannedRun, head: PlannedHead) -> dict[str, Any]:
     name=head.kind,
     delta=None if is_baseline else run.delta,
     releases=releases,
-    options={},
+    options=_ALL_OPTIONS,
     noise_source=run.noise_source,
     private=run.private and not is_baseline,
   )

@@ -40,6 +40,8 @@ CASES: dict[str, dict[str, Any]] = {
   "lamb_units": {"num_rows": MANY_ROWS, "head": "lamb", "rows_per_unit": 2},
   "adam": {"num_rows": MANY_ROWS, "head": "adam"},
   "momentum": {"num_rows": MANY_ROWS, "head": "momentum"},
+  "prototypes": {"num_rows": MANY_ROWS, "head": "prototypes"},
+  "least_squares": {"num_rows": MANY_ROWS, "head": "least_squares"},
 }
 
 

@@ -61,6 +61,29 @@ def test_report_writes_the_page_and_prints_its_path(page, run, capsys):
 
 
 @pytest.mark.parametrize(
+  ("self_trained", "words"),
+  [
+    (True, "This head is the second one."),
+    (False, "This head is the first one: the second was not better here."),
+  ],
+)
+def test_the_page_says_that_public_unlabeled_images_were_used(
+  self_trained, words, tmp_path
+):
+  trained = trained_head(
+    options={"unlabeled_sha256": "0a" * 32, "self_trained": self_trained}
+  )
+  write_head(tmp_path / "head", trained, sample_info())
+
+  page = write_report(tmp_path / "head")
+
+  promise = section_of(page, "promise")
+  assert "Public images without labels were used." in promise
+  assert words in promise
+  assert "0a" * 32 in section_of(page, "receipt")
+
+
+@pytest.mark.parametrize(
   "words",
   [
     "At ε = 1 this classifier recognizes 85.1 % of 1,000 test images",
