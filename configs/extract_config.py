@@ -29,6 +29,9 @@ EmbeddingDtype = Literal["float16", "float32", "bfloat16"]
 ComputeDtype = Literal["float32", "bfloat16"]
 NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 
+MAX_PIXELS = 1 << 26
+"""Pixels of an image that is read without being asked for: 8,192 x 8,192."""
+BIT_DEPTHS = (10, 12, 14, 16)
 EXAMPLE = "example"
 """The privacy unit where every row is one of its own."""
 SAME_IMAGE = "same-image"
@@ -47,6 +50,13 @@ def check_unit_name(name: str) -> None:
       f'unit name {name[:80]!a} must be a short public one such as "user" or'
       f' "patient", and not "{EXAMPLE}" or "{DISTINCT_IMAGE}".'
     )
+
+
+def check_bit_depth(bit_depth: int | None) -> None:
+  """Raises InputError unless 16-bit files may have so many bits."""
+  if bit_depth is not None and bit_depth not in BIT_DEPTHS:
+    depths = ", ".join(map(str, BIT_DEPTHS))
+    raise InputError(f"--bit-depth {bit_depth} must be one of {depths}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,15 +129,19 @@ class PreprocessConfig:
     resize: a number: the shorter side is resized to this many pixels, then the
       central square is cropped. "square": both sides are resized straight to
       `image_size`. Default: the backbone's own, in proportion.
+    bit_depth: how many bits of each sample of 16-bit files are used: 10, 12, 14
+      or 16. Default: 16, and files that may hold fewer are refused.
 
   Raises:
-    InputError: a number is below 1.
+    InputError: a number is below 1, or no bit depth.
   """
 
   image_size: int | None = None
   resize: int | Literal["square"] | None = None
+  bit_depth: int | None = None
 
   def __post_init__(self):
+    check_bit_depth(self.bit_depth)
     check_positive("--image-size", self.image_size)
     if isinstance(self.resize, int):
       check_positive("--resize", self.resize)
@@ -147,6 +161,7 @@ class ExtractConfig:
     compute_dtype: dtype of matrix products; normalization and softmax stay in
       float32 (default: bfloat16 on a TPU or GPU, float32 on a CPU).
     preprocess: changes to the backbone's own preprocessing.
+    max_pixels: images that have more are refused, before they are decoded.
     views: store the mean over this many random views of each image (inception
       crop and flip) instead of the embedding of its center.
     batch_size: images per device call, all local devices together (default: 16
@@ -168,6 +183,7 @@ class ExtractConfig:
   embedding: str | None = None
   compute_dtype: ComputeDtype | None = None
   preprocess: PreprocessConfig = PreprocessConfig()
+  max_pixels: int = MAX_PIXELS
   views: int | None = None
   batch_size: int | None = None
   embedding_dtype: EmbeddingDtype = "float16"
@@ -176,6 +192,7 @@ class ExtractConfig:
   stall_seconds: int = 3600
 
   def __post_init__(self):
+    check_positive("--max-pixels", self.max_pixels)
     check_positive("--views", self.views)
     check_positive("--batch-size", self.batch_size)
     check_positive("--shard-rows", self.shard_rows)

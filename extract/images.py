@@ -1,6 +1,6 @@
 """From the bytes of an image file to the square that a backbone is shown.
 
-All of it runs on the host with Pillow, on uint8: a backbone normalizes on the
+All of it runs on the host, on uint8: a backbone normalizes on the
 device, so that a quarter of the bytes travel.
 
 Instead of its center an image may be shown by random views. The one step of
@@ -15,33 +15,61 @@ High-Accuracy Differentially Private Image Classification through Scale"
 (2022), section 3.4.
 """
 
+import contextlib
 import dataclasses
-import io
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image
 
-from oneshot_dp.configs.errors import InputError, one_line
-from oneshot_dp.configs.extract_config import PreprocessConfig
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import MAX_PIXELS, PreprocessConfig
+from oneshot_dp.extract.image_files import (
+  MAX_SIDE,
+  DecodedImage,
+  decode_file,
+  peak_bytes,
+)
+from oneshot_dp.extract.image_files import (
+  DecodeError as DecodeError,
+)
+from oneshot_dp.extract.threads import MemoryBudget
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif")
-"""What the names of image files end in, in lower case."""
-# A closed list: Pillow's other readers (PostScript, PDF, …) run more code on
-# bytes that nobody has looked at than a data set of photographs needs.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 _ATTEMPTS = 10
 _MAX_ASPECT = 4 / 3
 _DRAWS_PER_ATTEMPT = 4
+# All threads together: with the program and a backbone, less than 1.5 GB.
+_memory = MemoryBudget(MAX_PIXELS * 16)
+_RESIZED_AT_ONCE = 1 << 24  # pixels
+_ROWS_AT_ONCE = 1024
 
 
-class DecodeError(ValueError):
-  """Why some bytes are not an image that can be read in full."""
+@contextlib.contextmanager
+def decoded(
+  image: bytes | np.ndarray,
+  bit_depth: int | None = None,
+  max_pixels: int = MAX_PIXELS,
+) -> Iterator[DecodedImage]:
+  """Decodes an image; its memory counts as taken until the body ends.
+
+  What an image unfolds to is known from its header. Threads whose images would
+  take more than 1 GiB together wait for each other. See `decode_image`.
+  """
+  if isinstance(image, np.ndarray):
+    yield DecodedImage(_rgb_of_pixels(image))
+    return
+  with _memory.take(peak_bytes(image, max_pixels)):
+    yield decode_file(image, bit_depth)
 
 
-def decode_image(image: bytes | np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
+def decode_image(
+  image: bytes | np.ndarray,
+  bit_depth: int | None = None,
+  max_pixels: int = MAX_PIXELS,
+) -> UInt8[np.ndarray, "h w 3"]:
   """RGB pixels of an encoded image, or of an array that holds pixels already.
 
   The same as torchvision's and TFDS's loaders where they agree:
@@ -49,38 +77,29 @@ def decode_image(image: bytes | np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
   * EXIF orientation is applied.
   * Transparency is dropped, not blended: a transparent pixel keeps the color
     that is stored under it.
-  * 16 bits per channel become 8 by keeping the high byte.
+  * 16 bits per channel become 8 by keeping the high byte. Where only the low
+    10, 12 or 14 of them are used, `bit_depth` has to say so.
   * Palette, grayscale, 1-bit and CMYK images are converted to RGB; color
     profiles are not applied. Of an animation, the first frame is read.
 
   Args:
-    image: an encoded JPEG, PNG, WebP, BMP or GIF; or uint8 pixels [h, w, 3]
-      (returned as they are, uncopied), [h, w, 1] or [h, w].
+    image: an encoded JPEG, PNG, WebP, BMP, GIF or AVIF, or HEIC where
+      pillow-heif is installed; or uint8 pixels [h, w, 3] (returned as they are,
+      uncopied), [h, w, 1] or [h, w].
+    bit_depth: how many bits of 16-bit samples are used: 10, 12, 14 or 16.
+    max_pixels: images that have more are refused by their header.
 
   Returns:
     uint8 pixels [h, w, 3].
 
   Raises:
-    DecodeError: the bytes are of another format, damaged, cut short, or claim
-      more pixels than Pillow's limit against decompression bombs.
+    DecodeError: the bytes are of another format, damaged, cut short, claim too
+      many pixels, or hold 16-bit samples of another depth.
     InputError: an array of another dtype or shape: a fault of the data set, not
       of one image.
   """
-  if isinstance(image, np.ndarray):
-    return _rgb_of_pixels(image)
-  try:
-    with Image.open(io.BytesIO(image), formats=_FORMATS) as opened:
-      opened.load()
-      return np.asarray(_to_rgb(_upright(opened)))
-  except MemoryError:
-    raise  # this machine's trouble, not the image's
-  except Image.UnidentifiedImageError as error:
-    raise _unreadable(image) from error
-  # Pillow's readers let through whatever their parsing of damaged bytes
-  # stumbles on: OSError, SyntaxError, struct.error, IndexError, zlib.error, …
-  except Exception as error:
-    message = f"image cannot be decoded: {one_line(error)}"
-    raise DecodeError(message) from error
+  with decoded(image, bit_depth, max_pixels) as result:
+    return result.pixels
 
 
 def _rgb_of_pixels(pixels: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
@@ -88,45 +107,17 @@ def _rgb_of_pixels(pixels: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
   if len(shape) == 2:
     shape = (*shape, 1)
   is_image = len(shape) == 3 and shape[2] in (1, 3) and 0 not in shape
+  is_image = is_image and max(shape) <= MAX_SIDE
   if pixels.dtype != np.uint8 or not is_image:
     raise InputError(
       f"image of dtype {pixels.dtype}, shape {list(pixels.shape)}: pixels must"
-      " be uint8 [h, w, 3], [h, w, 1] or [h, w], and not empty."
+      " be uint8 [h, w, 3], [h, w, 1] or [h, w], not empty and of at most"
+      f" {MAX_SIDE:,} pixels per side."
     )
   pixels = pixels.reshape(shape)
   if shape[2] == 3:
     return pixels
   return np.repeat(pixels, 3, axis=2)
-
-
-def _upright(image: Image.Image) -> Image.Image:
-  """The image, turned as its EXIF orientation says."""
-  try:
-    return ImageOps.exif_transpose(image)
-  except SyntaxError:  # damaged EXIF says nothing; the pixels are sound
-    return image
-
-
-def _unreadable(image: bytes) -> DecodeError:
-  """Says that bytes are of no format that is read, and of which if known."""
-  message = (
-    f"{len(image)} bytes that are not a readable {', '.join(_FORMATS)} image"
-  )
-  is_heic_or_avif = image[4:8] == b"ftyp"
-  is_tiff = image[:4] in (b"II*\0", b"MM\0*")
-  if is_heic_or_avif or is_tiff:
-    message += " (HEIC, AVIF or TIFF: convert it to JPEG or PNG)"
-  return DecodeError(message)
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-  if image.mode.startswith("I"):
-    # Pillow's own conversion of 16-bit grayscale clips at 255.
-    high_byte = (np.asarray(image) >> 8).astype(np.uint8)
-    image = Image.fromarray(high_byte)
-  # Otherwise Pillow warns that convert() will not blend, which is the intent.
-  image.info.pop("transparency", None)
-  return image.convert("RGB")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,6 +132,7 @@ class Preprocessing:
     resample: the filter, widened when shrinking.
     mean, std: per channel, in units of [0, 1]; (x/255 - mean)/std. The
       defaults are the ViT papers' x/127.5 - 1.
+    bit_depth: how many bits of 16-bit samples are used; None: all of them.
   """
 
   image_size: int = 224
@@ -149,6 +141,7 @@ class Preprocessing:
   resample: Literal["bilinear", "bicubic"] = "bicubic"
   mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
   std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+  bit_depth: int | None = None
 
   def changed(self, config: PreprocessConfig) -> "Preprocessing":
     """This preprocessing with the changes that `config` asks for.
@@ -167,7 +160,9 @@ class Preprocessing:
         f"--resize {resize} is smaller than the image size of {side}, so no"
         " such square could be cropped."
       )
-    return dataclasses.replace(self, image_size=side, resize=resize)
+    return dataclasses.replace(
+      self, image_size=side, resize=resize, bit_depth=config.bit_depth
+    )
 
 
 def resize_and_crop(
@@ -218,10 +213,28 @@ def _resized(
   config: Preprocessing,
   box: tuple[float, float, float, float] | None = None,
 ) -> UInt8[np.ndarray, "s s 3"]:
-  """The square, of all or a rectangle (left, top, right, bottom; pixels)."""
-  size = (config.image_size, config.image_size)
+  """The square, of all or a rectangle (left, top, right, bottom; pixels).
+
+  Pillow resizes rows first, rounds, and then resizes columns. A large image is
+  given to it some rows at a time, with the same result, as it would make a copy
+  of four bytes per pixel.
+  """
+  side = config.image_size
   resample = Image.Resampling[config.resample.upper()]
-  return np.asarray(Image.fromarray(image).resize(size, resample, box))
+  height, width = image.shape[:2]
+  if height * width <= _RESIZED_AT_ONCE:
+    return np.asarray(
+      Image.fromarray(image).resize((side, side), resample, box)
+    )
+  left, top, right, bottom = box or (0, 0, width, height)
+  narrow: list[np.ndarray] = []
+  for start in range(0, height, _ROWS_AT_ONCE):
+    rows = Image.fromarray(image[start : start + _ROWS_AT_ONCE])
+    edges = (left, 0, right, rows.height)
+    narrow.append(np.asarray(rows.resize((side, rows.height), resample, edges)))
+  columns = Image.fromarray(np.concatenate(narrow))
+  edges = (0, top, side, bottom)
+  return np.asarray(columns.resize((side, side), resample, edges))
 
 
 def random_view(

@@ -1,6 +1,8 @@
-"""`map` on threads, in order, a bounded number of items before the consumer."""
+"""Work on threads: `map` in order, and memory that all of them share."""
 
 import collections
+import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -47,3 +49,29 @@ def prefetch_map(
     finally:
       # A consumer that stops, or a call that failed, ends what has not begun.
       pool.shutdown(wait=False, cancel_futures=True)
+
+
+class MemoryBudget:
+  """Bytes that threads take before they fill them, and wait for."""
+
+  def __init__(self, total: int):
+    self._total = total
+    self._free = total
+    self._changed = threading.Condition()
+
+  @contextlib.contextmanager
+  def take(self, size: int) -> Iterator[None]:
+    """Waits until so many bytes are free; they are taken while the body runs.
+
+    One that wants more than there are at all waits until it is alone.
+    """
+    size = min(size, self._total)
+    with self._changed:
+      self._changed.wait_for(lambda: self._free >= size)
+      self._free -= size
+    try:
+      yield
+    finally:
+      with self._changed:
+        self._free += size
+        self._changed.notify_all()

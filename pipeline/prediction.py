@@ -1,6 +1,7 @@
 """Which classes images, or rows of a cache, belong to by a head: a CSV file."""
 
 import csv
+import dataclasses
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ import msgspec
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, escaped
-from oneshot_dp.configs.extract_config import ComputeDtype
+from oneshot_dp.configs.extract_config import MAX_PIXELS, ComputeDtype
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import sha256_of
 from oneshot_dp.extract.cache.read import FeatureCache
@@ -42,6 +43,7 @@ def backbone_of(
   backbone: str | None = None,
   weights: str | None = None,
   compute_dtype: ComputeDtype | None = None,
+  bit_depth: int | None = None,
 ) -> Backbone:
   """Loads the backbone that a head's receipt states.
 
@@ -50,6 +52,8 @@ def backbone_of(
     backbone: where a user's own FILE.py:FUNCTION is now.
     weights: where the weights are now; None finds them as `extract` does.
     compute_dtype: of the matrix products; None is the device's default.
+    bit_depth: how many bits of 16-bit files are used, where the images are of
+      another depth than those of the training.
 
   Returns:
     The backbone, whose weights, code and preprocessing are those of the
@@ -94,11 +98,18 @@ def backbone_of(
       f" ({fingerprint[:12]} instead of {expected[:12]}): name those of the"
       " training with --weights or --backbone."
     )
-  return loaded
+  if bit_depth is None:
+    return loaded
+  # It is how the new files store their pixels, and not what the backbone sees.
+  preprocessing = dataclasses.replace(loaded.preprocessing, bit_depth=bit_depth)
+  return dataclasses.replace(loaded, preprocessing=preprocessing)
 
 
 def of_images(
-  backbone: Backbone, images: Sequence[str], broken: list[str]
+  backbone: Backbone,
+  images: Sequence[str],
+  broken: list[str],
+  max_pixels: int = MAX_PIXELS,
 ) -> Iterator[Named]:
   """Embeds images, and names each by its file or row.
 
@@ -107,6 +118,7 @@ def of_images(
     images: files and folders; see `unlabelled`.
     broken: gets a line for each image that cannot be decoded, whose embedding
       is NaN.
+    max_pixels: images that have more are broken.
 
   Yields:
     Names and embeddings, in the order of the images.
@@ -117,7 +129,7 @@ def of_images(
   source = open_unlabeled(images)
   if not len(source):
     raise InputError("there are no images: name files, or folders of them.")
-  for batch in embed_images(source, backbone):
+  for batch in embed_images(source, backbone, max_pixels):
     # Every image has a row in its place, so that names and embeddings stay
     # together; NaN of a broken one comes out as a line without a class.
     broken_indices = []

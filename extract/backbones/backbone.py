@@ -75,6 +75,9 @@ class Backbone:
     preprocess: dict[str, Any] = dataclasses.asdict(self.preprocessing)
     for field in ("mean", "std"):
       preprocess[field] = list(preprocess[field])
+    # What nobody asked for is left out, as from caches before there was such.
+    if preprocess["bit_depth"] is None:
+      del preprocess["bit_depth"]
     return {
       "name": self.name,
       "layer": self.embedding,
@@ -100,6 +103,8 @@ class Backbone:
       f" pixels ({resizing}, {images.resample}), mean {_joined(images.mean)},"
       f" std {_joined(images.std)}"
     )
+    if images.bit_depth is not None:
+      summary += f", {images.bit_depth} bits of 16-bit files"
     if self.preprocessing_source is not None:
       summary += f", as {self.preprocessing_source} says"
     if self.license is not None:

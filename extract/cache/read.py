@@ -26,7 +26,7 @@ from oneshot_dp.extract.cache.shard_file import (
   StoredShard,
   read_shard,
 )
-from oneshot_dp.extract.images import IMAGE_SUFFIXES
+from oneshot_dp.extract.image_files import IMAGE_SUFFIXES
 from oneshot_dp.extract.threads import prefetch_map
 
 _SHARDS_AHEAD = 4

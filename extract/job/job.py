@@ -95,7 +95,7 @@ def run_extraction(
     shards = _make_shards(job, options)
     return finalize(out, cache_job, shards)
   except BrokenImageError as error:
-    raise _all_broken(source) or error from None
+    raise _all_broken(source, config) or error from None
   except KeyboardInterrupt as stop:
     raise KeyboardInterrupt(
       f"{str(stop) or 'interrupted'}; shards that are finished are kept, and"
@@ -236,15 +236,19 @@ def progress_bar(caption: str, total: int) -> tqdm:
   )
 
 
-def _all_broken(source: Source) -> BrokenImageError | None:
+def _all_broken(
+  source: Source, config: ExtractConfig
+) -> BrokenImageError | None:
   """An error that names all broken images, if there are several."""
 
-  def broken_path(index: int) -> str | None:
+  def fault_of(index: int) -> str | None:
     example = source[index]
     try:
-      decode_image(example.image)
-    except DecodeError:
-      return source.display_path(index)
+      decode_image(
+        example.image, config.preprocess.bit_depth, config.max_pixels
+      )
+    except DecodeError as error:
+      return f"{source.display_path(index)} ({error})"
     return None
 
   indices = range(len(source))[:_MAX_SCANNED]
@@ -254,11 +258,11 @@ def _all_broken(source: Source) -> BrokenImageError | None:
     contextlib.suppress(KeyboardInterrupt),
     progress_bar("look for other broken images", len(indices)) as bar,
   ):
-    for path in prefetch_map(
-      broken_path, indices, _SCAN_AHEAD, os.cpu_count() or 1
+    for fault in prefetch_map(
+      fault_of, indices, _SCAN_AHEAD, os.cpu_count() or 1
     ):
-      if path is not None:
-        broken.append(path)
+      if fault is not None:
+        broken.append(fault)
       bar.update()
   if len(broken) < 2:
     return None

@@ -21,6 +21,7 @@ from oneshot_dp.configs.errors import BrokenImageError
 from oneshot_dp.configs.extract_config import (
   DISTINCT_IMAGE,
   EXAMPLE,
+  MAX_PIXELS,
   ExtractConfig,
 )
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
@@ -41,7 +42,7 @@ from oneshot_dp.extract.cache.shard_file import (
 from oneshot_dp.extract.images import (
   DecodeError,
   Preprocessing,
-  decode_image,
+  decoded,
   random_view,
   resize_and_crop,
 )
@@ -57,7 +58,7 @@ _MAX_CHUNK = 8
 """Images per task of a thread, at most."""
 VIEW_MIN_AREA = 0.08
 """The smallest share of an image that a view may show."""
-_LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow")
+_LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "pillow", "simplejpeg")
 BROKEN_IMAGE_ADVICE = (
   "fix or remove what is broken (`oneshot-dp inspect` names it all) and remove"
   " what is at --out, or pass --on-decode-error skip."
@@ -148,7 +149,11 @@ class _Prepared(NamedTuple):
 
 
 def embed(
-  source: Source, indices: range, embedder: Embedder, views: int | None = None
+  source: Source,
+  indices: range,
+  embedder: Embedder,
+  views: int | None = None,
+  max_pixels: int = MAX_PIXELS,
 ) -> Iterator[Batch]:
   """Embeds a range of a source, in order, each example once.
 
@@ -162,6 +167,7 @@ def embed(
     embedder: the backbone on this process's devices.
     views: how many random views of each image to average over; None: the
       center of each.
+    max_pixels: images that have more are broken.
 
   Yields:
     Rows and broken images, in the order of the indices.
@@ -171,7 +177,7 @@ def embed(
   # while the host turns the results of the one before it into rows: so a
   # result is waited for only once the next batch was started.
   pending = None
-  for started in _start_batches(source, indices, embedder, views):
+  for started in _start_batches(source, indices, embedder, views, max_pixels):
     if pending is not None:
       yield _collect(*pending, source.unit)
     pending = started
@@ -180,7 +186,11 @@ def embed(
 
 
 def _start_batches(
-  source: Source, indices: range, embedder: Embedder, views: int | None
+  source: Source,
+  indices: range,
+  embedder: Embedder,
+  views: int | None,
+  max_pixels: int,
 ) -> Iterator[tuple[list[_Prepared], list[jax.Array]]]:
   """Examples, and the embeddings of all their images, as yet uncomputed."""
   images_per_example = views or 1
@@ -191,7 +201,7 @@ def _start_batches(
   preprocessing = embedder.backbone.preprocessing
 
   def prepare(index: int) -> _Prepared:
-    return _prepare(source, index, preprocessing, views)
+    return _prepare(source, index, preprocessing, views, max_pixels)
 
   prepared = prefetch_map(
     prepare,
@@ -212,21 +222,24 @@ def _start_batches(
 
 
 def _prepare(
-  source: Source, index: int, preprocessing: Preprocessing, views: int | None
+  source: Source,
+  index: int,
+  preprocessing: Preprocessing,
+  views: int | None,
+  max_pixels: int,
 ) -> _Prepared:
   """Reads, decodes and resizes one example."""
   label, image, unit = source[index]
   key = image_key(image)
+  images: list[np.ndarray] = []
   try:
-    pixels = decode_image(image)
-    if views is None:
-      images = [resize_and_crop(pixels, preprocessing)]
-    else:
-      images = []
+    with decoded(image, preprocessing.bit_depth, max_pixels) as result:
+      if views is None:
+        images.append(resize_and_crop(result.pixels, preprocessing))
       seed = int.from_bytes(key.tobytes(), "little")
-      for view in range(views):
+      for view in range(views or 0):
         images.append(
-          random_view(pixels, seed, view, VIEW_MIN_AREA, preprocessing)
+          random_view(result.pixels, seed, view, VIEW_MIN_AREA, preprocessing)
         )
   except DecodeError as e:
     size = preprocessing.image_size
@@ -263,9 +276,12 @@ def _collect(
   return Batch(rows, tuple(broken))
 
 
-def embed_images(source: Source, backbone: Backbone) -> Iterator[Batch]:
+def embed_images(
+  source: Source, backbone: Backbone, max_pixels: int = MAX_PIXELS
+) -> Iterator[Batch]:
   """Embeds all of a source on the local devices; see `embed`."""
-  return embed(source, range(len(source)), Embedder(backbone))
+  embedder = Embedder(backbone)
+  return embed(source, range(len(source)), embedder, max_pixels=max_pixels)
 
 
 class Job(NamedTuple):
@@ -350,7 +366,14 @@ def extract_shard(
     return existing
   parts = []
   indices = info.shard_range(index)
-  for batch in embed(job.source, indices, job.embedder, job.config.views):
+  batches = embed(
+    job.source,
+    indices,
+    job.embedder,
+    job.config.views,
+    job.config.max_pixels,
+  )
+  for batch in batches:
     if batch.broken and job.config.on_decode_error == "fail":
       first = batch.broken[0]
       raise BrokenImageError(

@@ -4,16 +4,22 @@ import bisect
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, UInt64
 from tqdm import tqdm
 
-from oneshot_dp.configs.errors import InputError, RunError, escaped
-from oneshot_dp.configs.extract_config import SAME_IMAGE, SourceConfig
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.extract_config import (
+  MAX_PIXELS,
+  SAME_IMAGE,
+  SourceConfig,
+)
 from oneshot_dp.extract.cache.format import image_key
-from oneshot_dp.extract.images import DecodeError, decode_image
+from oneshot_dp.extract.image_files import DecodeError
+from oneshot_dp.extract.images import decoded
+from oneshot_dp.extract.images_report import ImagesReport
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.folder import open_folder
 from oneshot_dp.extract.sources.formats import (
@@ -38,108 +44,21 @@ from oneshot_dp.extract.threads import prefetch_map
 
 _MAX_AHEAD = 1024
 _IMAGES_PER_TASK = 8
-_DUPLICATES_ADVICE = (
-  "epsilon is about one row, and is more for these; `extract --units"
-  " same-image` protects all copies of an image together"
-)
 
 
-@dataclasses.dataclass(kw_only=True)
-class ImagesReport:
-  """What is at a location, with control characters escaped.
-
-  Attributes:
-    location: as it was given.
-    classes: of each split that can be extracted, the images of each class.
-    owners: of each split with units: the name of the unit, how many there are,
-      and how many images one has at most.
-    num_images: of all splits, broken ones included.
-    sizes: smallest, median and largest width and height of all images.
-    faults: what makes an extraction fail, each named.
-    passed_over: files that are not images.
-    duplicates: places of images of the same bytes.
-    label_conflicts: those of them that are in several classes, with these.
-    notes: what a flag of `extract` has to say.
-  """
-
-  location: str
-  classes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
-  owners: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-  num_images: int = 0
-  sizes: list[str] = dataclasses.field(default_factory=list)
-  faults: list[str] = dataclasses.field(default_factory=list)
-  passed_over: list[str] = dataclasses.field(default_factory=list)
-  duplicates: list[str] = dataclasses.field(default_factory=list)
-  label_conflicts: list[str] = dataclasses.field(default_factory=list)
-  notes: list[str] = dataclasses.field(default_factory=list)
-
-  @property
-  def text(self) -> str:
-    """All of it, PRIVATE but for the names of the classes."""
-    lines = [f"{self.location}: PRIVATE but for the names of its classes"]
-    for split, counts in self.classes.items():
-      lines.append(f"split {split}: {sum(counts.values()):,} images in classes")
-      width = max(len(name) for name in counts)
-      for name, count in counts.items():
-        lines.append(f"  {name:{width}}  {count:,}")
-      if split in self.owners:
-        owners = self.owners[split]
-        lines.append(
-          f"  owners ({owners['unit']}): {owners['number']:,}, of"
-          f" {owners['most']:,} images at most"
-        )
-    lines.append(f"all images: {self.num_images:,}")
-    if self.sizes:
-      smallest, median, largest = self.sizes
-      lines.append(
-        f"width x height: smallest {smallest}, median {median}, largest"
-        f" {largest}"
-      )
-    lines += _list_of("files that an extraction refuses", self.faults)
-    photographs = [p for p in self.passed_over if is_unreadable_photograph(p)]
-    if photographs:
-      lines.append(f"WARNING: {unreadable_photographs(photographs)}")
-    lines += _list_of("skipped (not images)", self.passed_over)
-    lines += _list_of("exact duplicates", self.duplicates)
-    if self.duplicates:
-      lines.append(f"  {_DUPLICATES_ADVICE}")
-    lines += _list_of(
-      "label conflicts (one image in several classes)", self.label_conflicts
-    )
-    lines += _list_of("flags required", self.notes)
-    return "\n".join(lines)
-
-  def escaped(self) -> "ImagesReport":
-    """The same, as a terminal may show it."""
-    return dataclasses.replace(
-      self,
-      location=escaped(self.location, but=""),
-      sizes=_escaped_all(self.sizes),
-      faults=_escaped_all(self.faults),
-      passed_over=_escaped_all(self.passed_over),
-      duplicates=_escaped_all(self.duplicates),
-      label_conflicts=_escaped_all(self.label_conflicts),
-      notes=_escaped_all(self.notes),
-    )
-
-
-def _list_of(title: str, items: Sequence[str]) -> list[str]:
-  if not items:
-    return [f"{title}: none"]
-  return [f"{title}: {len(items):,}", *(f"  {item}" for item in items)]
-
-
-def _escaped_all(lines: Sequence[str]) -> list[str]:
-  return [escaped(line, but="") for line in lines]
-
-
-def describe_images(config: SourceConfig) -> ImagesReport:
+def describe_images(
+  config: SourceConfig,
+  bit_depth: int | None = None,
+  max_pixels: int = MAX_PIXELS,
+) -> ImagesReport:
   """Looks at every image of every split once, on all cores.
 
   In memory are the names of files, and 24 bytes of each image.
 
   Args:
     config: the location, and the flags that an extraction would be given.
+    bit_depth: how many bits of 16-bit files are used.
+    max_pixels: images that have more are faults.
 
   Raises:
     InputError: nothing is there, or it is tfds:NAME.
@@ -160,7 +79,10 @@ def describe_images(config: SourceConfig) -> ImagesReport:
     found = _describe_folder(config, paths[0], files, report)
   else:
     found = _describe_tables(config, paths, files, report)
-  _scan_images(found, report)
+  photographs = [p for p in report.passed_over if is_unreadable_photograph(p)]
+  if photographs:
+    report.warnings.append(unreadable_photographs(photographs))
+  _scan_images(found, report, bit_depth, max_pixels)
   return report.escaped()
 
 
@@ -307,7 +229,12 @@ class _AllImages:
     return source.name_of(place)
 
 
-def _scan_images(found: _Found, report: ImagesReport) -> None:
+def _scan_images(
+  found: _Found,
+  report: ImagesReport,
+  bit_depth: int | None,
+  max_pixels: int,
+) -> None:
   """Adds what all images are like: broken, of which size, which are equal."""
   images = _AllImages(found.images)
   total = len(images)
@@ -315,12 +242,16 @@ def _scan_images(found: _Found, report: ImagesReport) -> None:
   keys = np.zeros((total, 2), np.uint64)
   sides = np.zeros((total, 2), np.int32)
   faults: dict[int, str] = {}
+  warnings: dict[int, str] = {}
 
   def scan(index: int) -> None:
     source, place = images.find(index)
     try:
       image = source.image(place)
-      height, width, _ = decode_image(image).shape
+      with decoded(image, bit_depth, max_pixels) as result:
+        height, width, _ = result.pixels.shape
+        if result.warning:
+          warnings[index] = f"{images.name_of(index)}: {result.warning}"
       sides[index] = width, height
       keys[index] = image_key(image)
     except (InputError, RunError, DecodeError) as error:
@@ -335,6 +266,7 @@ def _scan_images(found: _Found, report: ImagesReport) -> None:
       bar.update()
   report.num_images = total
   report.faults += [faults[index] for index in sorted(faults)]
+  report.warnings += [warnings[index] for index in sorted(warnings)]
   report.sizes = _sizes(sides)
   groups = _equal_keys(keys)
   for group in groups:

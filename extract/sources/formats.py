@@ -11,7 +11,7 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import SourceConfig
-from oneshot_dp.extract.images import IMAGE_SUFFIXES
+from oneshot_dp.extract.image_files import IMAGE_SUFFIXES, reading_advice
 from oneshot_dp.extract.sources import listed_files, npz, parquet, tar
 from oneshot_dp.extract.sources.file_format import FileRows, Format
 from oneshot_dp.extract.sources.listed_files import File, format_names
@@ -38,7 +38,19 @@ _IMAGE = Format(
 )
 # Formats of photographs that are not read: a person who has them must not
 # believe that they were.
-_UNREADABLE = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".dng")
+_UNREADABLE = (
+  ".tif",
+  ".tiff",
+  ".heic",
+  ".heif",
+  ".jxl",
+  ".jp2",
+  ".dng",
+  ".nef",
+  ".cr2",
+  ".cr3",
+  ".arw",
+)
 FORMATS = (
   _IMAGE,
   Format(
@@ -96,12 +108,13 @@ def is_table(path: str) -> bool:
 
 def is_unreadable_photograph(path: str) -> bool:
   """Whether a file is named as an image of a format that is not read."""
-  return path.lower().endswith(_UNREADABLE)
+  return path.lower().endswith(_UNREADABLE) and not is_image(path)
 
 
 def unreadable_photographs(paths: Sequence[str]) -> str:
   """Says which photographs are left out, and what to do about it."""
+  suffixes = {os.path.splitext(path)[1].lower() for path in paths}
   return (
     f"{len(paths):,} photographs are of a format that is not read, and are LEFT"
-    f" OUT: {format_names(paths)}; convert them to JPEG or PNG"
+    f" OUT: {format_names(paths)}; {reading_advice(suffixes)}"
   )

@@ -19,7 +19,7 @@ from oneshot_dp.configs.extract_config import (
   SourceConfig,
   check_unit_name,
 )
-from oneshot_dp.extract.images import IMAGE_SUFFIXES
+from oneshot_dp.extract.image_files import IMAGE_SUFFIXES
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.folder import open_folder
@@ -88,7 +88,14 @@ def _open_images(
   if config.image or config.label:
     raise InputError("--image and --label are for tables, not for folders.")
   source = open_folder(config, root, files)
-  others = [file.path for file in files if not is_image(file.path)]
+  _report_passed_over(
+    root, [file.path for file in files if not is_image(file.path)]
+  )
+  return source
+
+
+def _report_passed_over(root: str, others: Sequence[str]) -> None:
+  """Says which files of a data set are not read, and warns of photographs."""
   photographs = [path for path in others if is_unreadable_photograph(path)]
   if photographs:
     message = f"{root}: {unreadable_photographs(photographs)}"
@@ -99,7 +106,6 @@ def _open_images(
     message = f"{root}: {len(others):,} files, {', '.join(sorted(suffixes))}"
     shown = escaped(message, but="")[:_PASSED_OVER_CHARACTERS]
     print(f"passed over in {shown}", file=sys.stderr)
-  return source
 
 
 def _open_tables(config: SourceConfig, paths: Sequence[str]) -> Source:
@@ -108,6 +114,7 @@ def _open_tables(config: SourceConfig, paths: Sequence[str]) -> Source:
   if photographs and not any(is_table(path) for path in files):
     raise InputError(f"{paths[0]!r}: {unreadable_photographs(photographs)}.")
   by_split = split_tables(files, TABLE_SUFFIXES)
+  _report_passed_over(paths[0], [path for path in files if not is_table(path)])
   # A single file may hold several splits: train_image, test_image …
   if len(files) == 1:
     ((path, file),) = files.items()

@@ -15,7 +15,7 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError, one_line
 from oneshot_dp.configs.extract_config import SourceConfig
-from oneshot_dp.extract.images import IMAGE_SUFFIXES
+from oneshot_dp.extract.image_files import IMAGE_SUFFIXES
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.limits import check_rows

@@ -146,6 +146,19 @@ BACKBONE_FILE = Flag(
   form="FILE.py:FUNCTION",
   help="Your own backbone function, if it is not where extract read it.",
 )
+BIT_DEPTH = Flag(
+  parse=int,
+  form="10|12|14|16",
+  choices=("10", "12", "14", "16"),
+  help="How many bits 16-bit files really use, so that images of 10, 12 or 14"
+  " bits do not come out nearly black (default: that of the training).",
+)
+PIXEL_LIMIT = Flag(
+  parse=int,
+  form="N",
+  help="Refuse images of more pixels than this, before they are decoded; raise"
+  " it for larger photographs, which take up to 16 bytes per pixel.",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

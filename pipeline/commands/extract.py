@@ -146,6 +146,23 @@ class Flags(CommandFlags):
     help="Resize the shorter side to this before center-cropping, or `square`"
     " to ignore the aspect ratio (default: the backbone's).",
   ).default(None)
+  bit_depth: int | None = Flag(
+    parse=int,
+    form="10|12|14|16",
+    choices=("10", "12", "14", "16"),
+    group=_SOURCE,
+    help="How many bits 16-bit files really use, so that images of 10, 12 or 14"
+    " bits do not come out nearly black; predict remembers it (default: all"
+    " 16, and files that may use fewer are refused).",
+  ).default(None)
+  max_pixels: int | None = Flag(
+    parse=int,
+    form="N",
+    group=_SOURCE,
+    help="Refuse images of more pixels than this, before they are decoded;"
+    " raise it for larger photographs, which take up to 16 bytes per pixel"
+    f" (default: {ExtractConfig.max_pixels}).",
+  ).default(None)
   views: int | None = Flag(
     parse=int,
     form="N",
@@ -263,6 +280,7 @@ def job_of(flags: Flags) -> ExtractConfig:
     job.preprocess,
     image_size=flags.image_size,
     resize=_parse_resize(flags.resize),
+    bit_depth=flags.bit_depth,
   )
   return _with_given(
     job,
@@ -273,6 +291,7 @@ def job_of(flags: Flags) -> ExtractConfig:
     weights_sha256=flags.weights_sha256,
     embedding=flags.embedding,
     compute_dtype=flags.compute_dtype,
+    max_pixels=flags.max_pixels,
     views=flags.views,
     batch_size=flags.batch_size,
     embedding_dtype=flags.embedding_dtype,

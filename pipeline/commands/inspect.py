@@ -7,9 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import InputError, RunError, check_positive
+from oneshot_dp.configs.extract_config import MAX_PIXELS
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline.commands import CommandFlags, Flag
+from oneshot_dp.pipeline.commands import (
+  PIXEL_LIMIT,
+  CommandFlags,
+  Flag,
+)
 
 _SQLITE = b"SQLite format 3\0"
 _CLASS_NAMES_WIDTH = 200
@@ -52,6 +57,14 @@ class Flags(CommandFlags):
     form="FILE.csv|REGEX|COLUMN|same-image",
     help="Whose each image is, as for extract (default: each image alone).",
   ).default(None)
+  bit_depth: int | None = Flag(
+    parse=int,
+    form="10|12|14|16",
+    choices=("10", "12", "14", "16"),
+    help="How many bits 16-bit files really use, as for extract (default: all"
+    " 16, and files that may use fewer are problems).",
+  ).default(None)
+  max_pixels: int = PIXEL_LIMIT.default(MAX_PIXELS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +84,7 @@ class _Findings:
 
 def run(flags: Flags) -> Answer:
   """Looks at images, a cache, a head, a run or a ledger's file."""
+  check_positive("--max-pixels", flags.max_pixels)
   kind = "images"
   path = flags.path[0]
   if len(flags.path) == 1:
@@ -78,7 +92,8 @@ def run(flags: Flags) -> Answer:
   if kind == "images":
     return _inspect_images(flags)
   # Flags of images would be ignored here, and so they are refused.
-  if flags.class_names or flags.num_classes is not None or flags.units:
+  is_about_images = flags.class_names or flags.units or flags.bit_depth
+  if is_about_images or flags.num_classes is not None:
     raise InputError(f"{path} is a {kind}: these flags are for images.")
   # A fault is the answer here, and not an error: the exit status says that
   # there is one, and what could be read is shown.
@@ -163,7 +178,9 @@ def _inspect_images(flags: Flags) -> Answer:
       class_names=flags.class_names,
       num_classes=flags.num_classes,
       units=flags.units,
-    )
+    ),
+    flags.bit_depth,
+    flags.max_pixels,
   )
   facts = {"kind": "images", **dataclasses.asdict(report)}
   answer = _answer(report.text, facts, report.faults)

@@ -7,13 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import OnDecodeError
+from oneshot_dp.configs.errors import InputError, check_positive
+from oneshot_dp.configs.extract_config import MAX_PIXELS, OnDecodeError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import (
   BACKBONE_FILE,
+  BIT_DEPTH,
   HEAD_FOLDER,
+  PIXEL_LIMIT,
   ROWS,
   WEIGHTS,
   CommandFlags,
@@ -58,6 +60,8 @@ class Flags(CommandFlags):
   rows: str = ROWS.default("")
   weights: str | None = WEIGHTS.default(None)
   backbone: str | None = BACKBONE_FILE.default(None)
+  bit_depth: int | None = BIT_DEPTH.default(None)
+  max_pixels: int = PIXEL_LIMIT.default(MAX_PIXELS)
   on_decode_error: OnDecodeError = Flag(
     form="fail|skip",
     choices=("fail", "skip"),
@@ -72,6 +76,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.prediction import passed_over, predict, write_table
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
+  check_positive("--max-pixels", flags.max_pixels)
   to_stdout = str(flags.out) == "-"
   if not to_stdout:
     _check_out(flags)
@@ -150,12 +155,19 @@ def _open_rows(
     if not part.is_whole:
       raise InputError("--rows is for a cache, and these are images.")
     backbone = prediction.backbone_of(
-      saved, backbone=flags.backbone, weights=flags.weights
+      saved,
+      backbone=flags.backbone,
+      weights=flags.weights,
+      bit_depth=flags.bit_depth,
     )
-    return prediction.of_images(backbone, flags.images, broken), False
-  if len(flags.images) > 1 or flags.weights or flags.backbone:
+    rows = prediction.of_images(
+      backbone, flags.images, broken, flags.max_pixels
+    )
+    return rows, False
+  is_about_images = flags.weights or flags.backbone or flags.bit_depth
+  if len(flags.images) > 1 or is_about_images:
     raise InputError(
-      f"{caches[0]} is a cache: give it alone, without images, --weights or"
-      " --backbone."
+      f"{caches[0]} is a cache: give it alone, without images, --weights,"
+      " --backbone or --bit-depth."
     )
   return prediction.of_cache(saved, open_cache(caches[0], part)), True

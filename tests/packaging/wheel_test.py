@@ -110,7 +110,7 @@ def test_one_package_is_whole_and_nothing_is_beside_it(source, installed):
   (found,) = importlib.metadata.distributions(path=[str(target)])
   assert found.metadata["License-Expression"] == "Apache-2.0"
   extras = found.metadata.get_all("Provides-Extra") or ()
-  assert {*extras} == {"docs", "gcp", "lint", "sklearn", "test"}
+  assert {*extras} == {"docs", "gcp", "heic", "lint", "sklearn", "test"}
   (command,) = found.entry_points
   assert command.value == "oneshot_dp.__main__:main"
   license_text = found.read_text("licenses/LICENSE")

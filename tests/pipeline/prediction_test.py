@@ -8,8 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from oneshot_dp.configs.extract_config import PreprocessConfig
 from oneshot_dp.extract.backbones.backbone import load_backbone
 from oneshot_dp.pipeline.prediction import cell
+from tests.extract.images.bit_depth_test import encode_png16
 from tests.pipeline import image_heads
 from tests.pipeline.command_line import fails, succeeds
 from tests.sample_caches import write_rows
@@ -194,7 +196,7 @@ def test_files_that_are_not_read_are_in_the_table_with_the_reason(
   folder.mkdir()
   (folder / "b.png").write_bytes((photos / "000.png").read_bytes())
   (folder / "a.tif").write_bytes(b"II*\0")
-  (folder / "c.HEIC").write_bytes(b"ftypheic")
+  (folder / "c.JXL").write_bytes(b"\xff\x0a")
   out = tmp_path / "p.csv"
 
   _, err = succeeds(capsys, "predict", head.path, folder, "--out", out)
@@ -203,7 +205,7 @@ def test_files_that_are_not_read_are_in_the_table_with_the_reason(
   assert len(lines) == 3
   assert lines["/b.png"]["class"] != ""
   assert lines["/b.png"]["note"] == ""
-  for name in "/a.tif", "c.HEIC":
+  for name in "/a.tif", "/c.JXL":
     assert lines[name]["class"] == ""
     assert lines[name]["note"].startswith("passed over: not a supported")
   assert err.count("passed over, without a class") == 2
@@ -231,3 +233,41 @@ def test_a_table_is_replaced_only_when_asked(tmp_path, capsys, head, photos):
   assert len(lines_of(out)) == 1
   assert stat.S_IMODE(out.stat().st_mode) == 0o600
   assert [*tmp_path.iterdir()] == [out]
+
+
+@pytest.fixture
+def twelve_bits(tmp_path):
+  """A digit of 12 bits per sample, in a file of 16."""
+  samples = image_heads.digits()[0][0].astype(np.uint16) * 16
+  file = tmp_path / "twelve.png"
+  file.write_bytes(encode_png16(samples, 0))
+  return file
+
+
+def test_a_head_remembers_the_bit_depth_of_its_training(
+  tmp_path, capsys, twelve_bits
+):
+  backbone = load_backbone(
+    "glyph_vit", preprocess=PreprocessConfig(bit_depth=12)
+  )
+  head = image_heads.write_image_head(tmp_path / "head", backbone)
+  words = ("predict", head.path, twelve_bits, "--out", "-")
+  said, _ = succeeds(capsys, *words)
+  (line,) = csv.DictReader(io.StringIO(said))
+  assert line["class"] == str(expected(head, 1)[0])
+
+
+def test_files_of_fewer_bits_than_those_of_the_training_need_the_flag(
+  capsys, head, twelve_bits
+):
+  words = ("predict", head.path, twelve_bits, "--out", "-")
+  assert "give --bit-depth 10, 12 or 14" in fails(capsys, *words)
+  said, _ = succeeds(capsys, *words, "--bit-depth", 12)
+  (line,) = csv.DictReader(io.StringIO(said))
+  assert line["class"] == str(expected(head, 1)[0])
+
+
+def test_images_of_more_than_max_pixels_are_refused(capsys, head, photos):
+  words = ("predict", head.path, photos / "000.png", "--out", "-")
+  assert "give --max-pixels 64" in fails(capsys, *words, "--max-pixels", 63)
+  succeeds(capsys, *words, "--max-pixels", 64)

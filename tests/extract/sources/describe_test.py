@@ -10,6 +10,9 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources.describe import ImagesReport, describe_images
+from tests.extract.images.bit_depth_test import encode_png16, samples_of
+from tests.extract.images.decode_test import encode
+from tests.extract.images.jpeg_test import PHOTOGRAPH
 from tests.extract.sources.fixtures import (
   encode_png,
   make_arrays,
@@ -32,7 +35,7 @@ def spoiled(tmp_path) -> pathlib.Path:
   write_files(pets, "b/x/3.png", "b/4.png", data=encode_png(1))
   write_files(pets, "b/cut.png", data=encode_png(7)[:-30])
   write_files(pets, "stray.png", data=encode_png(9))
-  write_files(pets, "a/n\x1b.heic")
+  write_files(pets, "a/n\x1b.jxl")
   (pets / "empty").mkdir()
   (pets / "b/gone.png").symlink_to("nowhere")
   (pets / "b/up").symlink_to(pets)
@@ -59,7 +62,7 @@ def test_a_folder_with_faults_is_described_all_the_same(spoiled):
   report = describe(spoiled)
   assert report.num_images == 6
   assert report.sizes == ["5 x 4"] * 3
-  assert report.passed_over == [r"a/n\x1b.heic"]
+  assert report.passed_over == [r"a/n\x1b.jxl"]
   assert report.duplicates == [
     f"{spoiled}/a/1.png = {spoiled}/a/2.png",
     f"{spoiled}/b/4.png = {spoiled}/b/x/3.png",
@@ -214,5 +217,42 @@ def test_photographs_of_other_formats_are_warned_of(spoiled):
 
 
 def test_a_folder_of_unreadable_photographs_only_is_a_fault(tmp_path):
-  write_files(tmp_path, "a/1.tif", "b/2.heic")
-  assert "LEFT OUT: 'a/1.tif', 'b/2.heic'" in describe(tmp_path).faults[0]
+  write_files(tmp_path, "a/1.tif", "b/2.jxl")
+  assert "LEFT OUT: 'a/1.tif', 'b/2.jxl'" in describe(tmp_path).faults[0]
+
+
+def test_damaged_jpegs_are_faults_and_one_without_its_end_mark_is_a_warning(
+  tmp_path,
+):
+  jpeg = encode(PHOTOGRAPH, "JPEG")
+  write_files(tmp_path, "a/whole.jpg", data=jpeg)
+  write_files(tmp_path, "a/half.jpg", data=jpeg[:5000] + jpeg[-2:])
+  write_files(tmp_path, "b/cut.jpg", data=jpeg[:-2])
+  report = describe(tmp_path)
+  (fault,) = report.faults
+  assert "a/half.jpg: image cannot be decoded: Corrupt JPEG data" in fault
+  (warning,) = report.warnings
+  assert "b/cut.jpg: the JPEG has no end mark" in warning
+  assert warning in report.text
+
+
+def test_the_flags_for_depth_and_size_make_files_readable(tmp_path):
+  write_files(tmp_path, "a/1.png", data=encode_png16(samples_of(12), 0))
+  write_files(tmp_path, "b/2.png", data=encode_png())
+  faults = "\n".join(describe(tmp_path).faults)
+  assert "--bit-depth" in faults
+  location = (str(tmp_path),)
+  config = SourceConfig(location=location)
+  assert describe_images(config, bit_depth=12).faults == []
+  report = describe_images(config, bit_depth=12, max_pixels=100)
+  assert "--max-pixels 600" in report.faults[0]
+
+
+def test_photographs_beside_tables_are_left_out_by_name(tmp_path, capsys):
+  images = [encode_png()] * 2
+  write_table(tmp_path / "x.parquet", images, ["a", "b"], label=[0, 1])
+  write_files(tmp_path, "y.tif")
+  open_dataset(tmp_path)
+  message = capsys.readouterr().err
+  assert "WARNING: " in message
+  assert "LEFT OUT: 'y.tif'" in message

@@ -16,7 +16,7 @@ from tests.extract.sources.fixtures import (
 )
 
 IMAGES = ("a/x.JPG", "a/y.jpeg", "b/deep/t.bmp", "b/u.Png", "b/z.jpe")
-OTHERS = ("a/notes.txt", "a/deep/2.HEIC", "README.md", "a/7.\x1b[2J")
+OTHERS = ("a/notes.txt", "a/deep/2.JXL", "README.md", "a/7.\x1b[2J")
 IGNORED = (
   ".5.png",
   ".git/x/3.png",
@@ -60,7 +60,7 @@ def test_a_worker_reads_the_same_files(birds):
 def test_files_that_are_no_images_are_reported(birds, capsys):
   open_dataset(birds)
   message = capsys.readouterr().err
-  assert r": 4 files, .\x1b[2j, .heic, .md, .txt" in message
+  assert r": 4 files, .\x1b[2j, .jxl, .md, .txt" in message
 
 
 @pytest.mark.parametrize("index", [-1, 6])
@@ -253,7 +253,7 @@ def test_an_enormous_file_is_refused_before_it_is_read(tmp_path):
     open_dataset(tmp_path)[0]
 
 
-@pytest.mark.parametrize("suffix", ["tif", "TIFF", "heic", "avif"])
+@pytest.mark.parametrize("suffix", ["tif", "TIFF", "jxl", "dng"])
 def test_photographs_of_other_formats_are_warned_of_by_name(
   tmp_path, capsys, suffix
 ):
@@ -266,6 +266,6 @@ def test_photographs_of_other_formats_are_warned_of_by_name(
 
 
 def test_a_folder_of_unreadable_photographs_only_is_named(tmp_path):
-  write_files(tmp_path, "a/1.tif", "b/2.heic")
-  with refused("LEFT OUT: 'a/1.tif', 'b/2.heic'; convert them to JPEG or PNG"):
+  write_files(tmp_path, "a/1.tif", "b/2.jxl")
+  with refused("LEFT OUT: 'a/1.tif', 'b/2.jxl'; convert them to JPEG or PNG"):
     open_dataset(tmp_path)

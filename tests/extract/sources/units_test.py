@@ -16,7 +16,7 @@ ANNA = 0xD04474CC4B844A8C >> 1
 """The first 63 bits of `printf anna | b2sum -l 64`."""
 FILES = (
   *("cat/anna_1.png", "cat/bo_2.png", "dog/deep/anna_3.png"),
-  *("cat/notes.txt", "dog/9.HEIC", ".DS_Store", "__MACOSX/cat/x.png"),
+  *("cat/notes.txt", "dog/9.JXL", ".DS_Store", "__MACOSX/cat/x.png"),
 )
 TABLE = "file,patient\ncat/anna_1.png,anna\ncat/bo_2.png,bo\n"
 WHOLE = TABLE + "dog/deep/anna_3.png,anna\n"
