@@ -1,9 +1,7 @@
-"""Written and read: the format, whole caches, parts, damage, sizes."""
+"""The feature cache: what is written is read, or refused."""
 
 import dataclasses
 import json
-import os
-import pathlib
 
 import numpy as np
 import pytest
@@ -38,56 +36,117 @@ from tests.extract.cache.caches import (
 from tests.extract.refusals import refused
 
 
+def two_shards(dtype="float16", unit="example"):
+  """A cache of 600 rows in two shards of 300."""
+  backbone = {"name": "x", "preprocess": {"mean": (0.5, 0.5, 0.5)}}
+  return make_info(
+    600,
+    20,
+    embedding_dtype=dtype,
+    unit=unit,
+    backbone=backbone,
+    views={"count": 2},
+    shard_rows=300,
+  )
+
+
 @pytest.mark.parametrize(
   ("dtype", "unit"),
   [("float16", "example"), ("float32", "patient"), ("bfloat16", "patient")],
 )
-def test_what_is_written_is_read(tmp_path, dtype, unit):
-  backbone = {"name": "x", "preprocess": {"mean": (0.5, 0.5, 0.5)}}
-  changes = {"backbone": backbone, "views": {"count": 2}, "shard_rows": 300}
-  info = make_info(600, 20, embedding_dtype=dtype, unit=unit, **changes)
-  rows = make_rows(info)
+def test_cache_that_is_written_is_read_bit_by_bit(tmp_path, dtype, unit):
+  info = two_shards(dtype, unit)
+  expected = make_rows(info)
+  stored = expected["embedding"].astype(info.columns()["embedding"][0])
+  expected["embedding"] = stored
+  expected["embedding_norm"] = stored_norm(stored)
+
   cache = run_job(tmp_path / "cache", info)
+
   found = columns(cache)
   assert set(found) == set(info.columns())
-  stored = rows["embedding"].astype(info.columns()["embedding"][0])
-  rows |= {"embedding": stored, "embedding_norm": stored_norm(stored)}
-  for name, column in rows.items():
+  for name, column in expected.items():
     np.testing.assert_array_equal(found[name], column)
-  (block,) = cache.blocks([1])
-  assert {(len(c), c.ctypes.data % 64) for c in block.values()} == {(300, 0)}
-  assert (cache.n, cache.num_rows, cache.info.num_shards) == (600, 600, 2)
   assert check_cache(tmp_path / "cache") == []
+
+
+def test_cache_that_is_opened_again_is_equal(tmp_path):
+  info = two_shards()
+
+  cache = run_job(tmp_path / "cache", info)
+
   assert open_cache(tmp_path / "cache") == cache
   assert dataclasses.replace(cache.info, shards=()) == info
+  assert (cache.n, cache.num_rows, cache.info.num_shards) == (600, 600, 2)
+
+
+def test_cache_block_is_a_shard_of_aligned_columns(tmp_path):
+  cache = run_job(tmp_path / "cache", two_shards())
+
+  (block,) = cache.blocks([1])
+
+  for column in block.values():
+    assert len(column) == 300
+    assert column.ctypes.data % 64 == 0
+
+
+def test_cache_metadata_says_what_is_public_and_the_shards(tmp_path):
+  info = two_shards()
+
+  cache = run_job(tmp_path / "cache", info)
+
   data = json.loads((tmp_path / "cache" / INFO_FILE).read_text())
   assert data.keys() - {"shards", "fingerprint"} == info.public().keys()
-  said = describe(cache)
-  assert said["examples"] == "600 of 600"
-  assert said["data set"] == "pets, split train"
-  files = (tmp_path / "cache").iterdir()
-  assert {p.stat().st_mode & 0o777 for p in files} == {0o600}
+  described = describe(cache)
+  assert described["examples"] == "600 of 600"
+  assert described["data set"] == "pets, split train"
+
+
+def test_cache_is_readable_by_its_owner_alone(tmp_path):
+  run_job(tmp_path / "cache", two_shards())
+
   assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+  for path in (tmp_path / "cache").iterdir():
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(("n", "d"), [(50, 9), (1, 1), (3, 16_384)])
-def test_an_import_is_bounded_by_no_block(tmp_path, n, d):
+def test_import_writes_the_same_bytes_from_blocks_of_any_size(tmp_path, n, d):
   info = make_info(n, d)
   rows = imported(make_rows(info))
-  one = import_rows(tmp_path / "one", info)
-  pieces = [part(rows, range(i, i + 7)) for i in range(0, n, 7)]
-  write_cache(tmp_path / "other", info, pieces)
-  before = digest(tmp_path / "one")
-  assert before == digest(tmp_path / "other")
-  assert one.info.keys == "embedding"
+
+  whole = import_rows(tmp_path / "whole", info)
+  blocks = [part(rows, range(i, i + 7)) for i in range(0, n, 7)]
+  write_cache(tmp_path / "blocks", info, blocks)
+
+  assert digest(tmp_path / "whole") == digest(tmp_path / "blocks")
+  assert whole.info.keys == "embedding"
   stored = rows["embedding"].astype(np.float16)
-  np.testing.assert_array_equal(columns(one)["embedding"], stored)
-  assert check_cache(tmp_path / "one") == []
-  # Again: the same one. Other rows are not taken for them.
-  assert import_rows(tmp_path / "one", info) == one
+  np.testing.assert_array_equal(columns(whole)["embedding"], stored)
+  assert check_cache(tmp_path / "whole") == []
+
+
+def test_import_again_is_the_same_cache(tmp_path):
+  info = make_info(50, 9)
+  first = import_rows(tmp_path / "cache", info)
+  before = digest(tmp_path / "cache")
+
+  again = import_rows(tmp_path / "cache", info)
+
+  assert again == first
+  assert digest(tmp_path / "cache") == before
+
+
+def test_import_of_other_rows_into_a_cache_is_refused(tmp_path):
+  info = make_info(50, 9)
+  import_rows(tmp_path / "cache", info)
+  before = digest(tmp_path / "cache")
+  labels = make_rows(info)["label"]
+
   with refused("holds other rows than these"):
-    import_rows(tmp_path / "one", info, label=(rows["label"] + 1) % 4)
-  assert digest(tmp_path / "one") == before
+    import_rows(tmp_path / "cache", info, label=(labels + 1) % 4)
+
+  assert digest(tmp_path / "cache") == before
 
 
 @pytest.mark.parametrize(
@@ -110,18 +169,19 @@ def test_an_import_is_bounded_by_no_block(tmp_path, n, d):
     ({"image_key": np.zeros((50, 2), np.uint64)}, "image_key is made of"),
   ],
 )
-def test_rows_that_cannot_be_leave_nothing_behind(tmp_path, changes, said):
+def test_import_of_bad_rows_leaves_nothing_behind(tmp_path, changes, said):
   with refused(said) as caught:
     import_rows(tmp_path / "cache", make_info(50, 9), **changes)
+
   assert not (tmp_path / "cache").exists()
-  assert "1000000" not in str(caught.value)
+  assert "1000000" not in str(caught.value)  # no value of a row
 
 
 @pytest.mark.parametrize(
   ("dtype", "scale"),
   [("float16", 1e-4), ("float32", 1e-30), ("bfloat16", 1e-30)],
 )
-def test_small_values_that_keep_their_precision_are_stored(
+def test_import_stores_small_values_that_keep_their_precision(
   tmp_path, dtype, scale
 ):
   """Among values of usual size, any number of tiny ones is no underflow."""
@@ -130,196 +190,197 @@ def test_small_values_that_keep_their_precision_are_stored(
   embedding[:, 0] = scale * 3
   embedding[7] = 0  # and zeros stay zeros
   embedding[8, 1:] = scale * 1e-9
+
   import_rows(tmp_path / "cache", info, embedding=embedding)
   assert check_cache(tmp_path / "cache") == []
 
 
 @pytest.mark.parametrize("shard_rows", [8, 50])
-def test_an_id_that_comes_twice_is_refused_in_whatever_shards(
+def test_import_of_an_id_twice_is_refused_whatever_the_shards(
   tmp_path, shard_rows
 ):
   info = make_info(50, 9, shard_rows=shard_rows)
   ids = np.arange(50)
   ids[41] = 3
+
   with refused("example_id 3 comes more than once"):
     import_rows(tmp_path / "cache", info, example_id=ids)
+
   assert not (tmp_path / "cache").exists()
 
 
-def test_an_iterator_that_fails_or_ends_leaves_nothing_behind(tmp_path):
-  info = make_info(50, 9)
-  some = part(imported(make_rows(info)), range(20))
+@pytest.fixture
+def too_few_rows():
+  """The first 20 of 50 rows."""
+  return part(imported(make_rows(make_info(50, 9))), range(20))
 
-  def fails():
-    yield some
+
+def test_import_whose_iterator_fails_leaves_nothing_behind(
+  tmp_path, too_few_rows
+):
+  def failing():
+    yield too_few_rows
     raise KeyError("empty")
 
-  for pieces, kind, said in (
-    (fails(), KeyError, "empty"),
-    ([some], ValueError, "20 rows came, and source_num_examples is 50"),
-  ):
-    with pytest.raises(kind, match=said):
-      write_cache(tmp_path / "cache", info, pieces)
-    assert not (tmp_path / "cache").exists()
-  # Nor takes away what a killed call began.
-  keyed = dataclasses.replace(info, keys="embedding")
-  start_or_resume(
-    str(tmp_path / "cache"), CacheJob(info=keyed, extra_identity="import")
+  with pytest.raises(KeyError, match="empty"):
+    write_cache(tmp_path / "cache", make_info(50, 9), failing())
+
+  assert not (tmp_path / "cache").exists()
+
+
+def test_import_of_too_few_rows_leaves_nothing_behind(tmp_path, too_few_rows):
+  message = "20 rows came, and source_num_examples is 50"
+
+  with refused(message):
+    write_cache(tmp_path / "cache", make_info(50, 9), [too_few_rows])
+
+  assert not (tmp_path / "cache").exists()
+
+
+def test_import_that_fails_keeps_what_a_killed_one_began(
+  tmp_path, too_few_rows
+):
+  info = make_info(50, 9)
+  job = CacheJob(
+    info=dataclasses.replace(info, keys="embedding"), extra_identity="import"
   )
+  start_or_resume(str(tmp_path / "cache"), job)
   before = digest(tmp_path / "cache")
+
   with refused("20 rows came"):
-    write_cache(tmp_path / "cache", info, [some])
+    write_cache(tmp_path / "cache", info, [too_few_rows])
+
   assert digest(tmp_path / "cache") == before
 
 
-def test_zero_rows_in_a_shard_and_in_all(tmp_path):
-  """All images of a shard were skipped; and all images of a source."""
-  info, out = make_info(16), str(tmp_path / "a")
-  job = CacheJob(info=info)
-  rows = validate_and_cast_rows(part(make_rows(info), range(3)), info, "rows")
-  none = part(rows, range(0))
-
-  def put_all(out, *shards):
-    start_or_resume(out, job)
-    made = [encode_shard(some, job, i) for i, some in enumerate(shards)]
-    return finalize(out, job, [put_shard(out, job, *each) for each in made])
-
-  cache = put_all(out, none, rows)
-  assert (cache.n, cache.num_rows) == (16, 3)  # those skipped count as nothing
-  assert [len(b["label"]) for b in cache.blocks()] == [3]
-  assert check_cache(out) == []
-  with refused("every example was skipped"):
-    put_all(str(tmp_path / "b"), none, none)
-
-
-def test_what_is_published_is_no_function_of_rows(tmp_path):
-  info = make_info()
-  one, other = (run_job(tmp_path / str(i), info, seed=i) for i in (0, 1))
-  assert one.info.shards != other.info.shards
-  assert one.info.public() == other.info.public() == info.public()
-  assert one.info.fingerprint == other.info.fingerprint == info.fingerprint
-  assert one.private_digest != other.private_digest
-
-
-def test_fingerprints():
-  """One is of all that is public, one of what a head must fit."""
-  info = make_info()
-  for field in ("dataset", "split", "unit", "class_names"):
-    other = {"class_names": ("a", "b", "c", "d")}.get(field, "user")
-    assert make_info(**{field: other}).fingerprint != info.fingerprint
-  for same, changes in (
-    (True, {"views": {"count": 2}, "embedding_dtype": "float32"}),
-    (False, {"d": 4}),
-    (False, {"backbone": {"name": "vit_s16"}}),
-  ):
-    of = make_info(**changes).backbone_fingerprint
-    assert (of == info.backbone_fingerprint) == same
-
-
-@pytest.mark.parametrize(
-  ("old", "new", "said"),
-  [
-    ('"split": "train"', '"split": "test"', "do not fit"),
-    ('"shard_rows": 8', '"shard_rows": 4', "do not fit"),
-    ('"format_version": 3', '"format_version": 2', "format 2, not 3"),
-    ('"dataset": "pets"', '"dataset": 7', "is damaged"),
-    ("{", "[" * 10**6, "is damaged"),
-    ("pets-train.array_record-00001", "../../x", "do not fit"),
-  ],
-)
-def test_an_edited_file_is_refused(tmp_path, old, new, said):
-  run_job(tmp_path, make_info())
-  text = (tmp_path / INFO_FILE).read_text()
-  (tmp_path / INFO_FILE).write_text(text.replace(old, new, 1))
-  with refused(f"{INFO_FILE}.*{said}"):
-    open_cache(tmp_path)
-
-
-@pytest.mark.parametrize("unit", ["example", "patient"])
-def test_every_row_is_in_one_part(tmp_path, unit):
-  whole = columns(run_job(tmp_path, make_info(500, unit=unit, shard_rows=64)))
-  parts = [open_cache(tmp_path, Part(a, a + 20)) for a in range(0, 100, 20)]
-  found = [columns(cache) for cache in parts]
-  ids = np.concatenate([f["example_id"] for f in found])
-  assert sorted(ids) == sorted(whole["example_id"])
-  assert [cache.n for cache in parts] == [100] * 5  # public: the mean
-  assert [p.num_rows for p in parts] == [len(f["label"]) for f in found]
-  assert len({cache.private_digest for cache in parts}) == 5
-  assert parts[0].name == f"{tmp_path}[:20%]"
-  if unit == "patient":
-    units = [set(f["unit_id"].tolist()) for f in found]
-    assert sum(map(len, units)) == len(set.union(*units))
-
-
-def test_a_row_s_part_is_a_function_of_its_image_alone(tmp_path):
-  """One image more or less moves no other; a copy goes where it is."""
-  run_job(tmp_path / "one", make_info(300))
-  run_job(tmp_path / "fewer", make_info(280, shard_rows=64))
-  one, fewer = (
-    columns(open_cache(tmp_path / name, Part(0, 50)))["image_key"].tolist()
-    for name in ("one", "fewer")
-  )
-  known = make_rows(make_info(300))["image_key"][:280].tolist()
-  assert [key for key in one if key in known] == fewer
+def put_shards(out, job, shards):
+  """A finished job whose shards have these rows."""
+  start_or_resume(out, job)
+  made = []
+  for index, rows in enumerate(shards):
+    data = encode_shard(rows, job, index)
+    made.append(put_shard(out, job, *data))
+  return finalize(out, job, made)
 
 
 @pytest.fixture
-def cache(tmp_path):
-  return run_job(tmp_path / "cache", make_info(40))
+def skipping_job():
+  """A job of 16 images in two shards; 3 of them can be read, or none."""
+  info = make_info(16)
+  three = part(make_rows(info), range(3))
+  rows = validate_and_cast_rows(three, info, "rows")
+  return CacheJob(info=info), rows, part(rows, range(0))
 
 
-@pytest.mark.parametrize("how", ["flip", "cut", "longer", "empty", "swap"])
-def test_a_damaged_shard_is_named_before_its_rows_come(cache, how):
-  _, other, path, *_ = sorted(pathlib.Path(cache.path).glob("*record-*"))
-  data = path.read_bytes()
-  at = len(data) // 2
-  damaged = {
-    "flip": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
-    "cut": data[:at],
-    "longer": data + b"x",
-    "empty": b"",
-    "swap": other.read_bytes(),
-  }[how]
-  path.write_bytes(damaged)
-  seen = []
-  with refused(f"{path.name} is damaged"):
-    seen.extend(len(rows["label"]) for rows in cache.blocks())
-  assert sum(seen) == 16
-  assert any(path.name in p for p in check_cache(cache.path))
-  rng = np.random.default_rng(0)
-  for at in rng.integers(0, len(data), 40 if how == "flip" else 0):
-    flipped = bytearray(data)
-    flipped[at] ^= 1 << rng.integers(8)
-    path.write_bytes(flipped)
-    with refused("is damaged"):
-      list(cache.blocks([2]))
+def test_cache_with_a_shard_of_no_rows_is_read(tmp_path, skipping_job):
+  job, rows, no_rows = skipping_job
+  out = str(tmp_path / "cache")
+
+  cache = put_shards(out, job, [no_rows, rows])
+
+  assert cache.num_rows == 3
+  assert cache.n == 16  # public: images that are skipped count
+  assert [len(block["label"]) for block in cache.blocks()] == [3]
+  assert check_cache(out) == []
 
 
-@pytest.mark.parametrize("what", ["metadata", "shard"])
-def test_what_is_no_file_is_refused_at_once(cache, what):
-  names = {"metadata": INFO_FILE, "shard": cache.info.shards[2].file}
-  path = pathlib.Path(cache.path, names[what])
-  for make in (
-    lambda: None,
-    lambda: os.mkfifo(path),
-    lambda: path.touch() or os.truncate(path, 1 << 42),
-    lambda: path.symlink_to("/dev/zero"),
-  ):
-    path.unlink(missing_ok=True)
-    make()
-    with refused(path.name):
-      list(open_cache(cache.path).blocks())
-    if what == "shard":
-      assert any(path.name in p for p in check_cache(cache.path))
+def test_cache_of_skipped_images_alone_is_refused(tmp_path, skipping_job):
+  job, _, no_rows = skipping_job
+
+  with refused("every example was skipped"):
+    put_shards(str(tmp_path / "cache"), job, [no_rows, no_rows])
 
 
-def test_no_cache(tmp_path):
-  start_or_resume(str(tmp_path / "begun"), CacheJob(info=make_info()))
-  for path, said in (
-    (tmp_path / "none", "no such directory, or it is empty"),
-    (tmp_path / "begun", "is not a finished cache"),
-    ("a\0b", "is no path"),
-  ):
-    with refused(said):
-      open_cache(path)
-  assert not (tmp_path / "none").exists()
+def test_cache_facts_that_are_published_depend_on_no_row(tmp_path):
+  info = make_info()
+
+  one = run_job(tmp_path / "one", info, seed=0)
+  other = run_job(tmp_path / "other", info, seed=1)
+
+  assert one.info.shards != other.info.shards
+  assert one.private_digest != other.private_digest
+  assert one.info.public() == other.info.public() == info.public()
+  assert one.info.fingerprint == other.info.fingerprint == info.fingerprint
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"dataset": "user"},
+    {"split": "user"},
+    {"unit": "user"},
+    {"class_names": ("a", "b", "c", "d")},
+  ],
+  ids=str,
+)
+def test_cache_fingerprint_changes_with_all_that_is_public(changes):
+  assert make_info(**changes).fingerprint != make_info().fingerprint
+
+
+@pytest.mark.parametrize(
+  ("changes", "fits"),
+  [
+    ({"views": {"count": 2}, "embedding_dtype": "float32"}, True),
+    ({"d": 4}, False),
+    ({"backbone": {"name": "vit_s16"}}, False),
+  ],
+)
+def test_backbone_fingerprint_changes_with_what_a_head_must_fit(changes, fits):
+  known = make_info().backbone_fingerprint
+
+  found = make_info(**changes).backbone_fingerprint
+
+  assert (found == known) == fits
+
+
+def in_fifths(path):
+  """The five parts of a cache, each a fifth of it."""
+  return [open_cache(path, Part(a, a + 20)) for a in range(0, 100, 20)]
+
+
+@pytest.mark.parametrize("unit", ["example", "patient"])
+def test_cache_parts_have_each_row_once(tmp_path, unit):
+  info = make_info(500, unit=unit, shard_rows=64)
+  whole = columns(run_job(tmp_path, info))
+
+  parts = in_fifths(tmp_path)
+
+  rows = [columns(cache) for cache in parts]
+  ids = np.concatenate([found["example_id"] for found in rows])
+  assert sorted(ids) == sorted(whole["example_id"])
+  for cache, found in zip(parts, rows, strict=True):
+    assert cache.num_rows == len(found["label"])
+
+
+def test_cache_parts_hold_units_whole(tmp_path):
+  run_job(tmp_path, make_info(500, unit="patient", shard_rows=64))
+
+  seen = set()
+  for cache in in_fifths(tmp_path):
+    units = set(columns(cache)["unit_id"].tolist())
+    assert not units & seen
+    seen |= units
+
+
+def test_cache_part_says_a_public_number_of_rows(tmp_path):
+  """How many rows a part has depends on rows; its share of all does not."""
+  run_job(tmp_path, make_info(500, shard_rows=64))
+
+  parts = in_fifths(tmp_path)
+
+  assert [cache.n for cache in parts] == [100] * 5
+  assert len({cache.private_digest for cache in parts}) == 5
+  assert parts[0].name == f"{tmp_path}[:20%]"
+
+
+def test_cache_part_of_a_row_depends_on_its_image_alone(tmp_path):
+  """One image more or less moves no other; a copy goes where it is."""
+  run_job(tmp_path / "all", make_info(300))
+  run_job(tmp_path / "fewer", make_info(280, shard_rows=64))
+  known = make_rows(make_info(300))["image_key"][:280].tolist()
+  half = Part(0, 50)
+
+  of_all = columns(open_cache(tmp_path / "all", half))["image_key"].tolist()
+  of_fewer = columns(open_cache(tmp_path / "fewer", half))["image_key"].tolist()
+
+  assert [key for key in of_all if key in known] == of_fewer
