@@ -1,6 +1,6 @@
 """Bad command lines and damaged files, as many as are wanted, by a seed.
 
-`make` makes one of everything that a command reads. `spoilt` breaks a file of
+`make` makes one of everything that a command reads. `spoil` breaks a file of
 it: its bytes, or what they mean (a value in JSON, a member of an npz), with the
 digests beside it as they were or fitted anew. `nonsense` breaks the words.
 """
@@ -9,12 +9,13 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import random
 import re
 import shutil
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -79,138 +80,216 @@ WORDS += re.findall(r"\S+", NONSENSE)
 VALUES: Any = None, True, 0, -1, 1.5, 1e308, 2**70, "", "ε\0", [], {}, [[]]
 
 
-def make(folder):
-  """One of each thing, in a folder which is the current one."""
-  image, label = (column[:40] for column in digits())
-  np.savez("digits.npz", image=image, label=label, class_names=[*"0123456789"])
+def make(folder: Path) -> None:
+  """Makes one of each thing in a folder, which is the current one."""
+  images, labels = digits()
+  image = images[:40]
+  label = labels[:40]
+  names = list("0123456789")
+  np.savez("digits.npz", image=image, label=label, class_names=names)
   pixels = [each[..., 0] for each in image]
-  rows = {"label": [*map(int, label)], "who": [i // 4 for i in range(40)]}
-  for kind in "tar", "parquet":
-    write_table(folder / f"photos.{kind}", [*map(encode_png, pixels)], **rows)
-  owners = ["file,who"]
-  for i, each in enumerate(pixels):
-    path = Path("photos", str(label[i]), f"{i}.{('png', 'jpg')[i % 2]}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(each).save(path)
-    owners.append(f"{label[i]}/{path.name},p{i // 4}")
-  Path("owners.csv").write_text("\n".join(owners))
+  _make_tables(folder, pixels, label)
+  _make_photos(pixels, label)
   glyph_vit = ROOT / "extract" / "backbones" / "glyph_vit.safetensors"
   shutil.copy(glyph_vit, "weights.safetensors")
   for seed, name in enumerate(("vectors", "test")):
-    x, of_four = clusters((40,) * 4, 8, seed=seed)
-    np.savez(f"{name}.npz", embedding=x, label=of_four)
-  columns = {"embedding": [*x], "label": of_four, "who": np.arange(160) // 2}
-  pq.write_table(pa.table(columns), "vectors.parquet")
+    vectors, of_four = clusters((40,) * 4, 8, seed=seed)
+    np.savez(f"{name}.npz", embedding=vectors, label=of_four)
+    if name == "vectors":
+      who = np.arange(160) // 2
+      columns = {"embedding": list(vectors), "label": of_four, "who": who}
+      pq.write_table(pa.table(columns), "vectors.parquet")
   np.savez("start.npz", **{str(i): np.eye(8)[i] for i in range(4)})
   for line in SETUP.splitlines():
     assert main(line.split()) == 0, line
 
 
-def nonsense(words, others, draw):
+def _make_tables(folder: Path, pixels: list[np.ndarray], label: Any) -> None:
+  """A tar and a Parquet file of the photographs, four of each person."""
+  encoded = [encode_png(each) for each in pixels]
+  labels = [int(each) for each in label]
+  people = [i // 4 for i in range(40)]
+  for kind in "tar", "parquet":
+    path = folder / f"photos.{kind}"
+    write_table(path, encoded, label=labels, who=people)
+
+
+def _make_photos(pixels: list[np.ndarray], label: Any) -> None:
+  """A folder of the photographs, half of them JPEG, and whose they are."""
+  owners = ["file,who"]
+  for i, each in enumerate(pixels):
+    suffix = "jpg" if i % 2 else "png"
+    path = Path("photos", str(label[i]), f"{i}.{suffix}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(each).save(path)
+    owners.append(f"{label[i]}/{path.name},p{i // 4}")
+  Path("owners.csv").write_text("\n".join(owners))
+
+
+def nonsense(
+  words: list[str], others: list[str], draw: random.Random
+) -> list[str]:
   """One to three words that are others, more, gone, or at another place."""
   for _ in range(draw.choice((1, 1, 2, 3))):
     if len(words) < 2 or words[0] not in COMMANDS:
       break
-    fields = [f.name for f in dataclasses.fields(load_command(words[0]).Flags)]
+    flags = dataclasses.fields(load_command(words[0]).Flags)
     # Of --hosts, another room: a host waits for others.
-    names = sorted({*fields, "json", "help"} - {"hosts"})
+    names = sorted(
+      {*[field.name for field in flags], "json", "help"} - {"hosts"}
+    )
     flag = f"--{draw.choice(names).strip('_').replace('_', '-')}"
-    at, other = draw.randrange(len(words)), draw.randrange(1, len(words))
-    value = draw.choice(others if draw.random() < 0.2 else WORDS)
+    place = draw.randrange(len(words))
+    other = draw.randrange(1, len(words))
+    values = others if draw.random() < 0.2 else WORDS
+    value = draw.choice(values)
     match draw.randrange(5):
       case 0 | 1:
         words[other:other] = [flag, value]
       case 2:
-        words[at] = value
+        words[place] = value
       case 3:
         del words[other]
       case _:
-        words[at], words[other] = words[other], words[at]
+        words[place], words[other] = words[other], words[place]
   return words
 
 
-def spoilt(place, others, draw):
-  """Breaks a file at this place, or below it; and were digests fitted to it?"""
-  fits, files = False, [p for p in [place, *place.rglob("*")] if p.is_file()]
+class Spoilt(NamedTuple):
+  """A file that was broken.
+
+  Attributes:
+    file: which.
+    fits: whether the digests beside it were made those of what it is now.
+  """
+
+  file: Path
+  fits: bool
+
+
+def spoil(place: Path, others: list[Path], draw: random.Random) -> Spoilt:
+  """Breaks a file at this place, or below it."""
+  files = [path for path in [place, *place.rglob("*")] if path.is_file()]
   file = draw.choice(sorted(files))
+  has_sums = False
   match draw.randrange(10):
     case 0:
       file.unlink()
     case 1:
       file.unlink()
-      odd = draw.choice(sorted(odd_files(place.parent / "odd").items()))[1]
-      odd.rename(file)
+      odd = sorted(odd_files(place.parent / "odd").values())
+      draw.choice(odd).rename(file)
     case 2:
       shutil.copy(draw.choice(others), file)
     case 3 | 4 | 5:
       file.write_bytes(damaged(file.read_bytes(), draw))
     case _:
       _edit(file, draw)
-      fits = file.suffix == ".npz"  # whose members have sums
-  fits |= draw.random() < 0.5
-  with contextlib.suppress(Exception):  # what has no sense has no digest
-    if fits and file.is_file() and file.stat().st_size < 1 << 30:
-      _fit(file)
-  return file, fits
+      has_sums = file.suffix == ".npz"  # of its members, made anew
+  fits = draw.random() < 0.5 or has_sums
+  if fits and file.is_file() and file.stat().st_size < 1 << 30:
+    with contextlib.suppress(Exception):  # what has no sense has no digest
+      _fit_digests(file)
+  return Spoilt(file, fits)
 
 
-def _edit(file, draw):
+def _edit(file: Path, draw: random.Random) -> None:
   """Changes what the bytes mean."""
-  data = file.read_bytes()
   match file.suffix:
     case ".json":
-      file.write_text(json.dumps(_other(json.loads(data), draw)))
+      value = json.loads(file.read_bytes())
+      file.write_text(json.dumps(_edited_json(value, draw)))
     case ".npz":
-      with zipfile.ZipFile(file) as old:
-        members = {name: old.read(name) for name in old.namelist()}
-      name = draw.choice(sorted(members))
-      members[name] = damaged(members[name], draw)
-      with zipfile.ZipFile(file, "w") as new:
-        for member in members.items():
-          new.writestr(*member)
+      _edit_npz(file, draw)
     case ".safetensors":
-      end = 8 + struct.unpack("<Q", data[:8])[0]
-      said = json.dumps(_other(json.loads(data[8:end]), draw)).encode()
-      file.write_bytes(struct.pack("<Q", len(said)) + said + data[end:])
+      _edit_safetensors(file, draw)
     case ".parquet":
-      table = pq.read_table(file)
-      n, at = len(table), draw.randrange(table.num_columns)
-      name = draw.choice([table.column_names[at], "label", "other"])
-      kinds: list[Any] = [pa.nulls(n), ["ε"] * n, [None, *[1] * (n - 1)]]
-      column = draw.choice([*kinds, [[0.5]] * n, [2**62] * n])
-      pq.write_table(table.set_column(at, name, pa.array(column)), file)
+      _edit_parquet(file, draw)
     case _:
-      file.write_bytes(damaged(data, draw))
+      file.write_bytes(damaged(file.read_bytes(), draw))
 
 
-def _other(value, draw):
+def _edit_npz(file: Path, draw: random.Random) -> None:
+  """Damages one member, whose checksum is made anew."""
+  with zipfile.ZipFile(file) as old:
+    members = {name: old.read(name) for name in old.namelist()}
+  broken = draw.choice(sorted(members))
+  members[broken] = damaged(members[broken], draw)
+  with zipfile.ZipFile(file, "w") as new:
+    for name, data in members.items():
+      new.writestr(name, data)
+
+
+def _edit_safetensors(file: Path, draw: random.Random) -> None:
+  """Edits the header: its length, JSON of so many bytes, then the numbers."""
+  data = file.read_bytes()
+  (length,) = struct.unpack("<Q", data[:8])
+  header = json.loads(data[8 : 8 + length])
+  text = json.dumps(_edited_json(header, draw)).encode()
+  numbers = data[8 + length :]
+  file.write_bytes(struct.pack("<Q", len(text)) + text + numbers)
+
+
+def _edit_parquet(file: Path, draw: random.Random) -> None:
+  """Another column in the place of one, under its name or a telling one."""
+  table = pq.read_table(file)
+  n = len(table)
+  place = draw.randrange(table.num_columns)
+  name = draw.choice([table.column_names[place], "label", "other"])
+  columns: list[Any] = [
+    pa.nulls(n),
+    ["ε"] * n,
+    [None] + [1] * (n - 1),
+    [[0.5]] * n,
+    [2**62] * n,
+  ]
+  column = pa.array(draw.choice(columns))
+  pq.write_table(table.set_column(place, name, column), file)
+
+
+def _edited_json(value: Any, draw: random.Random) -> Any:
   """The same JSON, but for one value in it, or with one less."""
-  if not isinstance(value, dict | list) or not value or draw.random() < 0.1:
+  is_leaf = not isinstance(value, dict | list) or not value
+  if is_leaf or draw.random() < 0.1:
     return draw.choice(VALUES)
-  some: Any = sorted(value) if isinstance(value, dict) else range(len(value))
-  at = draw.choice(some)
+  keys: Any = sorted(value) if isinstance(value, dict) else range(len(value))
+  key = draw.choice(keys)
   if draw.random() < 0.1:
-    del value[at]
+    del value[key]
   else:
-    value[at] = _other(value[at], draw)
+    value[key] = _edited_json(value[key], draw)
   return value
 
 
-def _fit(file):
+def _fit_digests(file: Path) -> None:
   """Makes the digests beside a file those of what it is now."""
   sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-  info, receipt = file.with_name(INFO_FILE), file.with_name("receipt.json")
-  if info.is_file():
-    said = json.loads(info.read_bytes())
-    for shard in said["shards"]:
-      if shard["file"] == file.name:
-        shard |= {"sha256": sha256, "bytes": file.stat().st_size}
-    public = {n: said[n] for n in said if n not in ("shards", "fingerprint")}
-    info.write_text(json.dumps(said | {"fingerprint": sha256_of(public)}))
-  elif receipt.is_file():
-    said = json.loads(receipt.read_bytes())
-    if file.name in ("head.safetensors", "releases.safetensors"):
-      of = {"head": "weights"}.get(file.stem, file.stem)
-      said["stated"][f"{of}_sha256"] = sha256
-    receipt.write_text(json.dumps(said))
-    file.with_name("README.md").write_text(render_card(said))
+  if file.with_name(INFO_FILE).is_file():
+    _fit_cache_info(file, sha256)
+  elif file.with_name("receipt.json").is_file():
+    _fit_receipt(file, sha256)
+
+
+def _fit_cache_info(file: Path, sha256: str) -> None:
+  path = file.with_name(INFO_FILE)
+  info = json.loads(path.read_bytes())
+  for shard in info["shards"]:
+    if shard["file"] == file.name:
+      shard["sha256"] = sha256
+      shard["bytes"] = file.stat().st_size
+  public = dict(info)
+  del public["shards"]
+  del public["fingerprint"]
+  info["fingerprint"] = sha256_of(public)
+  path.write_text(json.dumps(info))
+
+
+def _fit_receipt(file: Path, sha256: str) -> None:
+  path = file.with_name("receipt.json")
+  receipt = json.loads(path.read_bytes())
+  if file.name == "head.safetensors":
+    receipt["stated"]["weights_sha256"] = sha256
+  elif file.name == "releases.safetensors":
+    receipt["stated"]["releases_sha256"] = sha256
+  path.write_text(json.dumps(receipt))
+  file.with_name("README.md").write_text(render_card(receipt))

@@ -14,6 +14,7 @@ import shutil
 import signal
 import traceback
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,137 +23,203 @@ from oneshot_dp.extract.cache.format import INFO_FILE, CacheInfo
 from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from tests.faults.bad_inputs import LINES, make, nonsense, spoilt
+from tests.faults.bad_inputs import LINES, Spoilt, make, nonsense, spoil
 from tests.faults.harness import everything_in
 
 INPUTS = int(os.environ.get("ONESHOT_DP_INPUTS", "200"))
 LEDGER = Path("ledger.sqlite")
-PAYING = "train", "sweep", "evaluate", "export", "budget", "audit"
+PAYING = ("train", "sweep", "evaluate", "export", "budget", "audit")
+
+
+class Ended(NamedTuple):
+  """How a command ended, and what it said."""
+
+  status: int
+  out: str
+  err: str
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+  """One of each thing that commands read."""
+  folder = tmp_path_factory.mktemp("made")
+  with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+    patch.setenv("ONESHOT_DP_LEDGER", str(LEDGER))
+    make(folder)
+  return folder
+
+
+@pytest.fixture
+def in_copies(tmp_path, monkeypatch, made):
+  """A context for each line: a new folder, with copies of what it reads."""
+  monkeypatch.setenv("ONESHOT_DP_LEDGER", str(LEDGER))
+  signal.signal(signal.SIGALRM, signal.default_int_handler)
+
+  @contextlib.contextmanager
+  def copies(line):
+    work = tmp_path / "in" / "work"
+    work.mkdir(parents=True)
+    signal.alarm(90)
+    with contextlib.chdir(work):
+      for name in {*names_in(line), LEDGER.name}:
+        copy = shutil.copytree if (made / name).is_dir() else shutil.copy
+        copy(made / name, name)
+      yield re.sub("[{}]", "", line).split()
+    signal.alarm(0)
+    shutil.rmtree(tmp_path / "in")
+
+  return copies
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* so K = 4 is taken from the labels")
-def test_bad_inputs_are_one_line_or_change_nothing(tmp_path, monkeypatch):
-  monkeypatch.setenv("ONESHOT_DP_LEDGER", str(LEDGER))
-  (made := tmp_path / "made").mkdir()
-  monkeypatch.chdir(made)
-  make(made)
-  usual, found = {}, []
-  signal.signal(signal.SIGALRM, signal.default_int_handler)
-  for seed in range(-len(LINES), INPUTS):
-    line = random.Random(seed).choice(LINES) if seed >= 0 else LINES[seed]
-    if line.startswith("demo") and seed >= 0 and INPUTS < 1000:  # takes long
+def test_bad_inputs_are_one_line_or_change_nothing(made, in_copies):
+  usual = {}
+  for line in LINES:
+    with in_copies(line) as words:
+      usual[line] = result_of(run(words))
+
+  faults = []
+  for seed in range(INPUTS):
+    line = random.Random(seed).choice(LINES)
+    if line.startswith("demo") and INPUTS < 1000:  # takes long
       continue
-    work = tmp_path / "in" / "work"
-    work.mkdir(parents=True)
-    monkeypatch.chdir(work)
-    words = copied(line, made)
-    signal.alarm(90)
-    try:
-      if seed < 0:
-        usual[line] = result(*run(words)[:2])
-      else:
-        check(line, words, random.Random(~seed), made, usual[line])
-    except BaseException as error:
-      how = traceback.TracebackException.from_exception
-      found.append((seed, "".join(how(error, capture_locals=True).format())))
-    signal.alarm(0)
-    monkeypatch.chdir(tmp_path)
-    shutil.rmtree(tmp_path / "in")
-  assert found == []
+    with in_copies(line) as words:
+      try:
+        check_broken(line, words, random.Random(~seed), made, usual[line])
+      except BaseException as error:
+        how = traceback.TracebackException.from_exception
+        lines = how(error, capture_locals=True).format()
+        faults.append((seed, "".join(lines)))
+
+  assert faults == []
 
 
-def copied(line, made):
-  """The words of a line, whose things, and the ledger, are copied to here."""
-  for name in {*re.findall("{(.*?)}", line), LEDGER.name}:
-    copy = shutil.copytree if (made / name).is_dir() else shutil.copy
-    copy(made / name, name)
-  return re.sub("[{}]", "", line).split()
+def names_in(line: str) -> set[str]:
+  """The things that a line reads."""
+  return set(re.findall("{(.*?)}", line))
 
 
-def run(words):
-  """Status, standard output and error of a command in this process."""
-  out, err = io.StringIO(), io.StringIO()
+def run(words: list[str]) -> Ended:
+  """Runs a command in this process."""
+  out = io.StringIO()
+  err = io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
     try:
       status = main(words)
     except SystemExit as stop:  # --help
       status = stop.code or 0
-  return status, out.getvalue(), err.getvalue()
+  return Ended(int(status), out.getvalue(), err.getvalue())
 
 
-def result(status, said):
+def result_of(ended: Ended) -> Any:
   """What must be equal, of equal files: all but what noise is in."""
-  if status or "±" in said:
-    return status
+  if ended.status or "±" in ended.out:
+    return ended.status
   if Path("out", INFO_FILE).is_file():
-    blocks = open_cache("out").blocks()
-    return [{name: c.tolist() for name, c in rows.items()} for rows in blocks]
+    rows = []
+    for block in open_cache("out").blocks():
+      rows.append({name: column.tolist() for name, column in block.items()})
+    return rows
   if Path("out.csv").is_file():
     return Path("out.csv").read_text()
-  return said if not Path("out").exists() else None
+  if Path("out").exists():
+    return None
+  return ended.out
 
 
-def check(line, words, draw, made, was):
-  """Breaks the line or a thing that it reads, and runs it."""
-  file, fits, names = None, False, sorted({*re.findall("{(.*?)}", line)})
-  names += [LEDGER.name] * (words[0] in PAYING)
+def check_broken(
+  line: str, words: list[str], draw: random.Random, made: Path, usual: Any
+) -> None:
+  """Breaks the line, or a thing that it reads, and runs it."""
+  spoilt = None
   if draw.random() < 0.45 or words[0] == "demo":
     words = nonsense(words, sorted(os.listdir(made)), draw)
   else:
-    others = sorted(p for p in made.rglob("*") if p.is_file())
-    file, fits = spoilt(Path(draw.choice(names)), others, draw)
-  before, entries = everything_in(Path("..")), Ledger(made / LEDGER).entries()
-  is_new = not LEDGER.exists()
-  status, said, err = run(words)
+    names = sorted(names_in(line))
+    if words[0] in PAYING:
+      names.append(LEDGER.name)
+    others = sorted(path for path in made.rglob("*") if path.is_file())
+    spoilt = spoil(Path(draw.choice(names)), others, draw)
+  before = everything_in(Path(".."))
+  entries = Ledger(made / LEDGER).entries()
+  ledger_is_new = not LEDGER.exists()
+
+  ended = run(words)
+
   new = everything_in(Path("..")) - before
-  assert "Traceback" not in said + err
-  if status:
-    lines = err.splitlines()
-    errors = [x for x in lines if x.startswith("oneshot-dp: error: ")]
-    assert status in (1, 2)
-    assert errors == lines[-1:]
-    if words[0] == "extract":
-      new = {name for name in new if INFO_FILE in name}
-    assert words[0] == "demo" or not new  # which keeps its caches
-    # (An audit that finds a leak was paid for.)
-    free = file != LEDGER and words[0] != "audit"
-    assert not free or Ledger(LEDGER).entries() == entries
+  assert "Traceback" not in ended.out + ended.err
+  file = spoilt.file if spoilt else None
+  if ended.status:
+    check_refusal(ended, words, new, file, entries)
     return
-  given = [b for a, b in itertools.pairwise(words) if a == "--ledger"]
-  for place in (Path("..", name) for name in new):
-    if place.name in ("head.safetensors", INFO_FILE):  # as it says, and paid
-      own = [p / LEDGER for p in place.parents if words[0] == "demo"]
-      book = next(filter(Path.exists, own), Path(*given[-1:] or [LEDGER]))
-      verify = ["verify", str(place.parent), "--ledger", str(book)]
-      assert run(verify)[0] == 0
+  check_heads_and_caches(words, new)
   if file == LEDGER:
-    assert is_new or Ledger(LEDGER).entries()[: len(entries)] == entries
-  elif file and not same(file, made / file):
-    assert not believed(words, file, fits, was, result(status, said))
+    assert ledger_is_new or Ledger(LEDGER).entries()[: len(entries)] == entries
+  elif spoilt and not is_same(spoilt.file, made / spoilt.file):
+    assert not is_believed_wrongly(words, spoilt, usual, result_of(ended))
 
 
-def same(file, was):
+def check_refusal(
+  ended: Ended, words: list[str], new: set[str], file: Path | None, entries: Any
+) -> None:
+  """One line says why; nothing new lies about, and nothing was charged."""
+  lines = ended.err.splitlines()
+  errors = [text for text in lines if text.startswith("oneshot-dp: error: ")]
+  assert ended.status in (1, 2)
+  assert errors == lines[-1:]
+  if words[0] == "extract":  # which keeps shards for when it is run again
+    new = {name for name in new if INFO_FILE in name}
+  if words[0] != "demo":  # which keeps its caches
+    assert not new
+  # An audit that finds a leak was paid for.
+  if file != LEDGER and words[0] != "audit":
+    assert Ledger(LEDGER).entries() == entries
+
+
+def check_heads_and_caches(words: list[str], new: set[str]) -> None:
+  """What a command made is as it says, and paid for, as `verify` finds."""
+  given = []
+  for flag, value in itertools.pairwise(words):
+    if flag == "--ledger":
+      given.append(value)
+  ledger = Path(given[-1] if given else LEDGER)
+  for name in new:
+    place = Path("..", name)
+    if place.name not in ("head.safetensors", INFO_FILE):
+      continue
+    book = ledger
+    if words[0] == "demo":  # whose ledger lies in its folder
+      own = [parent / LEDGER for parent in place.parents]
+      book = next(filter(Path.exists, own), ledger)
+    verify = ["verify", str(place.parent), "--ledger", str(book)]
+    assert run(verify).status == 0
+
+
+def is_same(file: Path, original: Path) -> bool:
   """Whether a file says what it said."""
-  if not file.is_file() or file.stat().st_size > 2 * was.stat().st_size:
+  if not file.is_file() or file.stat().st_size > 2 * original.stat().st_size:
     return False
-  here, there = file.read_bytes(), was.read_bytes()
+  now = file.read_bytes()
+  before = original.read_bytes()
   with contextlib.suppress(InputError, ValueError):
     if file.name == INFO_FILE:  # what is left out is what it was without
-      return CacheInfo.from_json(here, "") == CacheInfo.from_json(there, "")
+      return CacheInfo.from_json(now, "") == CacheInfo.from_json(before, "")
     if file.suffix == ".json":
-      return json.loads(here) == json.loads(there)
-  return here == there
+      return json.loads(now) == json.loads(before)
+  return now == before
 
 
-def believed(words, file, fits, was, now):
+def is_believed_wrongly(
+  words: list[str], spoilt: Spoilt, usual: Any, result: Any
+) -> bool:
   """Whether a command took for right what it can know to be wrong."""
-  name, kind = file.name, file.suffix
+  name = spoilt.file.name
+  kind = spoilt.file.suffix
   if kind == ".npz":
-    return not fits and now != was
-  if kind in (".tar", ".parquet") and isinstance(now, list):
-    rows = [sum(len(block["label"]) for block in of) for of in (now, was)]
-    return rows[0] != rows[1]
+    return not spoilt.fits and result != usual
+  if kind in (".tar", ".parquet") and isinstance(result, list):
+    return count_rows(result) != count_rows(usual)
   if name in ("features.json", "dataset_info.json"):
     return words[0] in ("verify", "inspect")
   if name == "weights.safetensors":
@@ -161,4 +228,8 @@ def believed(words, file, fits, was, now):
   if of_head and (words[0] == "verify" or "--from" in words):
     return True  # fitted or not: the ledger knows them
   of_cache = name == INFO_FILE or ".array_record-" in name
-  return not fits and (of_head or of_cache)
+  return not spoilt.fits and (of_head or of_cache)
+
+
+def count_rows(blocks: list[dict[str, list]]) -> int:
+  return sum(len(block["label"]) for block in blocks)

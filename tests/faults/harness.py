@@ -14,25 +14,35 @@ KILLS = int(os.environ.get("ONESHOT_DP_KILLS", "2"))
 def damaged(data: bytes, draw: random.Random) -> bytes:
   """A flip, a cut, a swap, zeros, a repeat, or nothing left of some bytes."""
   size = draw.choice((1, 1, 8, 64, 512))
-  near = len(data) if draw.random() < 0.7 else min(len(data), 300)
-  place, other = (draw.randrange(near) if near else 0 for _ in range(2))
-  new, gone = bytearray(data), slice(place, place + size)
+  # What a file begins with is broken more often: much hangs on it.
+  whole = draw.random() < 0.7
+  near = len(data) if whole else min(len(data), 300)
+  first = draw.randrange(near) if near else 0
+  second = draw.randrange(near) if near else 0
+  hit = slice(first, first + size)
+  new = bytearray(data)
   match draw.randrange(7):
     case 0 | 1 if data:
-      new[place] ^= 1 << draw.randrange(8)
+      new[first] ^= 1 << draw.randrange(8)
     case 2:
-      del new[place:]
+      del new[first:]
     case 3:
-      new[gone] = bytes(len(new[gone]))
+      new[hit] = bytes(len(new[hit]))
     case 4:
-      del new[gone]
+      del new[hit]
     case 5:
-      new[gone] = data[other : other + len(new[gone])]
+      new[hit] = data[second : second + len(new[hit])]
     case _:
-      a, b = sorted((place, other))
-      one, two = (slice(x, x + min(size, b - a)) for x in (a, b))
-      new[two], new[one] = new[one], new[two]
+      _swap(new, min(first, second), max(first, second), size)
   return bytes(new)
+
+
+def _swap(data: bytearray, low: int, high: int, size: int) -> None:
+  """Swaps the bytes at two places, as many as fit between them."""
+  size = min(size, high - low)
+  kept = data[low : low + size]
+  data[low : low + size] = data[high : high + size]
+  data[high : high + size] = kept
 
 
 def damaged_copies(data: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
@@ -40,9 +50,10 @@ def damaged_copies(data: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
   draw = random.Random(seed)
   yield b""
   while count:
-    if (found := damaged(data, draw)) != data:
+    copy = damaged(data, draw)
+    if copy != data:
       count -= 1
-      yield found
+      yield copy
 
 
 def odd_files(folder: Path) -> dict[str, Path]:

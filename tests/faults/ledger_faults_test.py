@@ -16,7 +16,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp.accounting import epsilon_of
-from oneshot_dp.pipeline.ledger import delivery as deliver
+from oneshot_dp.pipeline.ledger import delivery
 from oneshot_dp.pipeline.ledger.entries import Cap, spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults import writers
@@ -39,141 +39,188 @@ def path(tmp_path, monkeypatch):
   return tmp_path / "ledger.sqlite"
 
 
-def check(path, returned):
+def count_charges(path, returned):
   """All that returned is there, and the file is whole by SQLite's own check."""
   ledger = Ledger(path)
-  there = [each.id for each in ledger.entries("pets")]
-  assert {*returned} <= {*there}
-  assert len(there) == len({*there})
-  assert spent(ledger.entries("pets")) == len(there) * COST
+  ids = [entry.id for entry in ledger.entries("pets")]
+  assert set(returned) <= set(ids)
+  assert len(ids) == len(set(ids))
+  assert spent(ledger.entries("pets")) == len(ids) * COST
   with contextlib.closing(sqlite3.connect(path)) as db:
     assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
   ledger.set_cap("wolves", Cap(1.0, 1e-5))  # the next to write clears up
   assert everything_in(path.parent) == {path.name}
-  return len(there)
+  return len(ids)
 
 
-def test_kills_of_writers_lose_nothing(path):
+def test_ledger_writers_that_are_killed_lose_no_charge(path):
   """Whether killed before, within or after its charge, the file goes on."""
-  count, draw, returned = 100 + 5 * KILLS, random.Random(1), []
+  count = 100 + 5 * KILLS
+  draw = random.Random(1)
+  returned = []
   for i in range(count):
-    process, said = writers.started(writers.charge, path, i)
-    said.poll(2 if i % 2 else 0)  # until its first charge, or before
+    process, pipe = writers.started(writers.charge, path, i)
+    if i % 2:
+      pipe.poll(2)  # until its first charge
     time.sleep(draw.random() ** 2 * 0.04)
     process.kill()
     process.join()
-    returned += writers.received(said)
+    returned.extend(writers.received(pipe))
+
   assert len(returned) > count / 4
-  check(path, returned)
+  count_charges(path, returned)
 
 
-def test_eight_processes_race_for_a_cap(path):
+def test_ledger_cap_holds_in_a_race_of_eight_processes(path):
   fits = 37
   epsilon = epsilon_of(float(fits * COST), 1e-5) * (1 + 1e-6)
-  Ledger(path).set_cap("pets", Cap(epsilon, 1e-5))
-  assert fits <= Cap(epsilon, 1e-5).mu_squared / COST < fits + 1
+  cap = Cap(epsilon, 1e-5)
+  assert fits <= cap.mu_squared / COST < fits + 1
+  Ledger(path).set_cap("pets", cap)
+
   all_of_them = writers.FORKS.Barrier(8)
-  words = [(path, i, all_of_them) for i in range(8)]
-  racers = [writers.started(writers.charge, *each) for each in words]
-  lines = [line for _, said in racers for line in writers.received(said)]
-  assert len([line for line in lines if "refused" not in line]) == fits
-  assert len([line for line in lines if "would break the cap" in line]) == 8
+  pipes = []
+  for i in range(8):
+    _, pipe = writers.started(writers.charge, path, i, all_of_them)
+    pipes.append(pipe)
+  lines = []
+  for pipe in pipes:
+    lines.extend(writers.received(pipe))
+
+  charged = [line for line in lines if "refused" not in line]
+  refused = [line for line in lines if "would break the cap" in line]
+  assert len(charged) == fits
+  assert len(refused) == 8
   assert spent(Ledger(path).entries()) == fits * COST
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_full_disk_charges_nothing_or_all(path, first):
-  """No file may grow beyond a size: EFBIG, where a full disk says ENOSPC."""
-  ledger, made, draw, failed = Ledger(path), [], random.Random(0), 0
+@contextlib.contextmanager
+def files_no_larger_than(size):
+  """EFBIG for what grows beyond it, where a full disk says ENOSPC."""
+  usual, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (usual, hard))
+
+
+@pytest.mark.parametrize("ledger_is_new", [True, False])
+def test_charge_on_a_full_disk_is_made_whole_or_not_at_all(path, ledger_is_new):
+  ledger = Ledger(path)
+  draw = random.Random(0)
+  charged = []
+  failed = 0
 
   def charge(rows):
     run = Path(f"/runs/{draw.random()}")
-    made.extend(ledger.charge([writers.bill(rows)], run, {}))
+    charged.extend(ledger.charge([writers.bill(rows)], run, {}))
 
-  if not first:
+  if not ledger_is_new:
     charge(3)
-  limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-  for size in [0, 1, 512, 4095, *(draw.randrange(1 << 16) for _ in range(30))]:
+  sizes = [0, 1, 512, 4095]
+  for _ in range(30):
+    sizes.append(draw.randrange(1 << 16))
+  for size in sizes:
     for _ in range(4):
-      resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
       try:
-        charge(2 + draw.randrange(1000))
+        with files_no_larger_than(size):
+          charge(2 + draw.randrange(1000))
       except RunError as error:
         failed += 1
         assert str(path) in str(error)  # noqa: PT017
-      finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
-    if made:
-      assert check(path, made) == len(made)
+    if charged:
+      assert count_charges(path, charged) == len(charged)
+
   assert failed > 20
-  assert len(made) > 20
+  assert len(charged) > 20
 
 
-def test_killed_runs_have_one_charge_and_show_what_was_noted(path):
+def test_delivery_that_is_killed_has_one_charge_and_shows_noted_heads(path):
   """At random moments; the same command goes on until heads are shown."""
-  count, out, draw = 20 + KILLS, path.parent / "results", random.Random(1)
-  killed, longest = 0, 0.01
+  count = 20 + KILLS
+  out = path.parent / "results"
   out.mkdir()
+  draw = random.Random(1)
+  kills = 0
+  usual_seconds = 0.01
   for i in range(count):
-    place, tries = out / f"run {i}", 0
+    place = out / f"run {i}"
+    tries = 0
     while not place.exists():
-      assert (tries := tries + 1) < 100
+      tries += 1
+      assert tries < 100
       process, _ = writers.started(writers.deliver, path, place)
       begun = time.monotonic()
-      process.join(draw.random() * 1.2 * longest)
+      process.join(draw.random() * 1.2 * usual_seconds)
       if process.exitcode is None:
         process.kill()
         process.join()
-        killed += 1
-        longest *= 1.05
+        kills += 1
+        usual_seconds *= 1.05
       else:
         assert process.exitcode == 0
-        longest = max(0.01, (longest + time.monotonic() - begun) / 2)
+        took = time.monotonic() - begun
+        usual_seconds = max(0.01, (usual_seconds + took) / 2)
     with contextlib.suppress(InputError):
       writers.deliver(None, path, place)  # clears up after what was killed
-  assert killed > count / 2
+
+  assert kills > count / 2
   assert {p.name for p in out.iterdir()} == {f"run {i}" for i in range(count)}
   for place in out.iterdir():
-    heads = deliver.find_heads(place)
+    heads = delivery.find_heads(place)
     assert len(heads) == 3
-    assert len({each.charge for each in heads.values()}) == 1
-  assert deliver.find_heads(out) == Ledger(path).heads()
+    assert len({head.charge for head in heads.values()}) == 1
+  assert delivery.find_heads(out) == Ledger(path).heads()
   assert len(Ledger(path).entries()) == count
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_killed_commands_have_one_charge_and_one_set_of_heads(
-  tmp_path, path, name
-):
+@pytest.fixture
+def run_command(tmp_path, path):
+  """Runs a command on two caches, which may be killed after some seconds."""
   train = write_clusters(tmp_path / "train").path
   test = write_clusters(tmp_path / "test", split="test", seed=1).path
-  (results := tmp_path / "results").mkdir()
 
-  def run(out, seconds=300.0):
-    """What it says of how it ended; it is killed after so long: None."""
+  def run(name, out, seconds=300.0):
+    """Whether it ended, well or because its heads were there already."""
     line = f"{COMMANDS[name]} --cache {train} --delta 1e-5 --out {out}"
     process = start(line.replace("TEST", str(test)).split())
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      err = process.communicate(timeout=seconds)[1]
-      assert process.returncode == 0 or "already exists" in err
-      return err
-    process.kill()
-    process.communicate()
-    return None
+    try:
+      _, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+      process.kill()
+      process.communicate()
+      return False
+    assert process.returncode == 0 or "already exists" in err
+    return True
 
+  return run
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_that_is_killed_has_one_charge_and_one_set_of_heads(
+  tmp_path, path, run_command, name
+):
+  results = tmp_path / "results"
+  results.mkdir()
   begun = time.monotonic()
-  run(results / "first")
-  longest = time.monotonic() - begun
-  draw, kills, runs = random.Random(name), 0, 1
+  assert run_command(name, results / "first")
+  usual_seconds = time.monotonic() - begun
+
+  draw = random.Random(name)
+  kills = 0
+  runs = 1
   while kills < KILLS:
     out = results / f"run-{runs}"
     while not out.exists() and kills < KILLS:
-      kills += run(out, draw.random() * longest) is None
-    assert run(out) is not None  # at last, or it clears up
+      if not run_command(name, out, draw.random() * usual_seconds):
+        kills += 1
+    assert run_command(name, out)  # it ends at last, or clears up
     runs += 1
-    assert len([*results.iterdir()]) == runs
-    shown = deliver.find_heads(results)
+
+    assert len(list(results.iterdir())) == runs
+    shown = delivery.find_heads(results)
+    charged = {entry.id for entry in Ledger(path).entries()}
     assert shown == Ledger(path).heads()
-    charged = [each.id for each in Ledger(path).entries()]
-    assert {each.charge for each in shown.values()} == {*charged}
+    assert {head.charge for head in shown.values()} == charged
     assert len(charged) == runs

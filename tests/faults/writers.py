@@ -84,4 +84,5 @@ def write_random_heads(folder, charge_id, heads):
     sha256 = hashlib.sha256(weights).hexdigest()
     stated = {"charge": charge_id, "weights": sha256}
     (place / "receipt.json").write_text(json.dumps({"stated": stated}))
-  (folder / "results.csv").write_text("head\n" * heads)
+  rows = ["head"] * heads
+  (folder / "results.csv").write_text("\n".join(rows))
