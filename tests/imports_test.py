@@ -107,7 +107,8 @@ def test_levels_between_rooms(graph, package):
 
 def test_files_are_few_short_and_named_apart():
   """At most 16 in a room, of 400 lines; a name is one file's."""
-  rooms, names = collections.Counter(), collections.Counter()
+  rooms = collections.Counter()
+  names = collections.Counter()
   for package in PACKAGES:
     for path in (ROOT / package).rglob("*.py"):
       assert path.read_text().count("\n") <= 400, path

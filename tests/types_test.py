@@ -26,7 +26,8 @@ def test_sizes_of_one_name_in_arguments_and_results():
   ) -> jaxtyping.Int[np.ndarray, "n"]:
     return of_two
 
-  two, three = np.zeros(2, int), np.zeros(3, int)
+  two = np.zeros(2, int)
+  three = np.zeros(3, int)
   assert second(two, two) is two
   assert second(three, three) is three  # sizes are of one call
   with pytest.raises(jaxtyping.TypeCheckError):

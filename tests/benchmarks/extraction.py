@@ -40,8 +40,10 @@ def main() -> None:
     weights=asked.weights,
     batch_size=asked.batch_size,
   )
-  source, embedder = open_source(settings), load_embedder(config)
-  shown_as, size = embedder.backbone.preprocessing, embedder.batch_size
+  source = open_source(settings)
+  embedder = load_embedder(config)
+  shown_as = embedder.backbone.preprocessing
+  size = embedder.batch_size
   batch = np.stack(
     [
       resize_and_crop(decode_image(source[i].image), shown_as)
@@ -76,7 +78,8 @@ def main() -> None:
 def bare(embedder: Embedder, batch: np.ndarray, images: int) -> float:
   """Images/s of the compiled function alone."""
   calls = max(2, images // len(batch) // 2)
-  start, previous = time.perf_counter(), embedder(batch)
+  start = time.perf_counter()
+  previous = embedder(batch)
   for _ in range(calls - 1):
     result = embedder(batch)
     jax.block_until_ready(previous)

@@ -97,7 +97,8 @@ def theirs(model: Any, batch: int, on_gpu: bool) -> Run:
 
 def calls_per_second(run: Run, seconds: float) -> float:
   run()
-  start, calls = time.perf_counter(), 0
+  start = time.perf_counter()
+  calls = 0
   while time.perf_counter() - start < seconds:
     run()
     calls += 1

@@ -76,7 +76,8 @@ def synthetic_cache(
 
 
 def class_sums(cache: FeatureCache) -> None:
-  info, data = cache.info, data_of(cache)
+  info = cache.info
+  data = data_of(cache)
 
   def read() -> None:
     for block in cache.blocks():

@@ -87,12 +87,15 @@ def survive(cluster, place, words, number, moment, limit) -> str:
 
   `limit` is how many seconds a run may go on after the kill.
   """
-  out, begin = f"killed{number}", time.monotonic()
-  total, before = shards(place / "undisturbed"), cluster.restarts()
+  out = f"killed{number}"
+  begin = time.monotonic()
+  total = shards(place / "undisturbed")
+  before = cluster.restarts()
   job = start(place, words, out, cluster.flags)
   wait_for(job, place / out, 1 + moment.randrange(total - 4))
   time.sleep(moment.uniform(0, 0.5))
-  seen, busy = shards(place / out), cluster.busy()
+  seen = shards(place / out)
+  busy = cluster.busy()
   if not busy:
     sys.exit(f"{out}: no TaskManager is busy at {seen} of {total} shards.")
   victim = moment.choice(sorted(busy))
@@ -135,7 +138,8 @@ def stop(cluster, place, words, how: str, limit) -> str:
     sys.exit(f"{how}: Flink's job still ran, and the command said: {said}")
   if how != "Ctrl-C":
     cluster.start_job_server()
-  seen, total = shards(place / out), shards(place / "undisturbed")
+  seen = shards(place / out)
+  total = shards(place / "undisturbed")
   again = start(place, words, out, cluster.flags)
   again.wait(limit)
   same(place, out, again)

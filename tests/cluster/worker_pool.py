@@ -11,7 +11,8 @@ import grpc
 
 def on_one_address(*args, make=grpc.server, **options):
   server = make(*args, **options)
-  listen, here = server.add_insecure_port, sys.argv[1]
+  listen = server.add_insecure_port
+  here = sys.argv[1]
   server.add_insecure_port = lambda address: listen(
     address.replace("[::]", here)
   )

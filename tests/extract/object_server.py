@@ -58,7 +58,8 @@ class ObjectServer(http.server.ThreadingHTTPServer):
 
   def calls(self) -> list[str]:
     """The requests since the last time: method, LIST apart, and name."""
-    seen, self.seen = self.seen, []
+    seen = self.seen
+    self.seen = []
     return seen
 
   def remember(self, method: str, path: str, headers, body: bytes) -> Answer:
@@ -87,7 +88,8 @@ class ObjectServer(http.server.ThreadingHTTPServer):
         return 404, [], b"<Error><Code>NoSuchKey</Code></Error>"
     found = _version(data)
     if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", "")):
-      start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
+      start = int(wanted[1])
+      end = min(int(wanted[2]) + 1, len(data))
       found.append(("content-range", f"bytes {start}-{end - 1}/{len(data)}"))
       return 206, found, data[start:end]
     return 200, found, data
@@ -193,7 +195,8 @@ def served(monkeypatch, folder, ask=None) -> Iterator[ObjectServer]:
 
 def _passed_on(scheme, port, method, path, headers, body) -> Answer:
   """What a real server at a port answers."""
-  asked, sent = method, {**headers, "connection": "close"}
+  asked = method
+  sent = {**headers, "connection": "close"}
   if scheme == "gs":
     method, path = _as_json_api(method, path, headers)
     sent["host"] = f"127.0.0.1:{port}"  # S3's is signed
@@ -201,12 +204,14 @@ def _passed_on(scheme, port, method, path, headers, body) -> Answer:
   with contextlib.closing(upstream):
     upstream.request(method, path, body=body, headers=sent)
     answer = upstream.getresponse()
-    found, data = answer.getheaders(), answer.read()
+    found = answer.getheaders()
+    data = answer.read()
   if (method, asked) == ("POST", "PUT") and answer.status < 300:
     made = json.loads(data)
     made = made.get("resource", made)
     generation = ("x-goog-generation", made["generation"])
-    found, data = [("etag", made["etag"]), generation], b""
+    found = [("etag", made["etag"]), generation]
+    data = b""
   return answer.status, found, data
 
 
@@ -233,7 +238,8 @@ def real_server(scheme, folder):
     port = probe.getsockname()[1]
   (folder / "objects" / BUCKET).mkdir(parents=True)
   keys = {"ROOT_ACCESS_KEY": "loopback", "ROOT_SECRET_KEY": "loopback-secret-0"}
-  address, objects = f"127.0.0.1:{port}", folder / "objects"
+  address = f"127.0.0.1:{port}"
+  objects = folder / "objects"
   words = {
     "s3": f"--quiet --keep-alive --port {address} posix {objects}",
     "gs": f"-backend filesystem -filesystem-root {objects} -scheme http"

@@ -92,11 +92,13 @@ def test_a_bad_network_makes_the_same_bytes_at_the_first_try(
 ):
   """One call in five is refused, reset, cut or lost."""
   url, server = place
-  asked, done = collections.Counter(), set()
+  asked = collections.Counter()
+  done = set()
 
   def fault(kind):
     asked[kind] += 1
-    turn, which = asked[kind] % 5 == 2, asked[kind] // 5 % len(FAULTS)
+    turn = asked[kind] % 5 == 2
+    which = asked[kind] // 5 % len(FAULTS)
     done.add((FAULTS[which] if turn else None, kind))
     return FAULTS[which] if turn else None
 
@@ -236,7 +238,8 @@ def test_an_orphan_of_another_job_is_never_counted(
 ):
   """A worker of a job wakes after another began, in the same place."""
   out, _ = place
-  store, info = storage.store_at(out), make_info(40)
+  store = storage.store_at(out)
+  info = make_info(40)
   job = shard_file.CacheJob(info=info, extra_identity="listing")
   other = shard_file.CacheJob(info=info, extra_identity="other")
   assert start_or_resume(out, job)

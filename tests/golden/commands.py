@@ -25,7 +25,8 @@ VOLATILE = {
 
 def run_command(line: str) -> tuple[int, str, str]:
   """Exit status, standard output and standard error of one command line."""
-  out, err = io.StringIO(), io.StringIO()
+  out = io.StringIO()
+  err = io.StringIO()
   with (
     contextlib.redirect_stdout(out),
     contextlib.redirect_stderr(err),

@@ -12,7 +12,8 @@ from tests.golden.commands import json_of, run_command, settled
 FOLDER = pathlib.Path(__file__).parent
 # Shards are padded to 128 KiB each: packed, all of it is a few kilobytes.
 ARCHIVE = FOLDER / "formats.tar.gz"
-NUM_CLASSES, FEATURE_DIM = 4, 8
+NUM_CLASSES = 4
+FEATURE_DIM = 8
 DELTA = "1e-4"
 
 # The cache of each head, its epsilon, the larger one, and its flags. With as
@@ -115,7 +116,8 @@ def results() -> dict[str, Any]:
     said[f"verify {cache}"] = json_of(f"verify {cache}")
     said[f"inspect {cache}"] = json_of(f"inspect {cache}")
   for name, (cache, _, epsilon, flags) in HEADS.items():
-    head, larger = f"heads/{name}", f"larger/{name}"
+    head = f"heads/{name}"
+    larger = f"larger/{name}"
     said[f"verify {head}"] = json_of(f"verify {head} {ledger}")
     said[f"inspect {head}"] = json_of(f"inspect {head}")
     said[f"evaluate {head}"] = json_of(f"evaluate {head} --cache test {ledger}")

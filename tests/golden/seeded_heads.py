@@ -17,12 +17,14 @@ import scipy
 
 import oneshot_dp
 
-NUM_CLASSES, FEATURE_DIM = 3, 6
+NUM_CLASSES = 3
+FEATURE_DIM = 6
 EPSILONS = (0.5, 2.0, 8.0)
 DELTA = 1e-5
 SEED = 20
 # `auto` whitens 600 rows at the two larger epsilons, and never whitens 60.
-MANY_ROWS, FEW_ROWS = 600, 60
+MANY_ROWS = 600
+FEW_ROWS = 60
 
 CASES: dict[str, dict[str, Any]] = {
   "auto": {"num_rows": MANY_ROWS},
@@ -83,7 +85,8 @@ def train_case(
 
 def described(head: Any) -> dict[str, Any]:
   """The bytes of a head as digests and numbers, and its receipt."""
-  kernel, bias = np.asarray(head.head.kernel), np.asarray(head.head.bias)
+  kernel = np.asarray(head.head.kernel)
+  bias = np.asarray(head.head.bias)
   receipt = head.receipt()
   # Nineteen steps are alike: equal neighbors become one release and a count.
   runs = itertools.groupby(receipt["stated"]["releases"])

@@ -70,7 +70,9 @@ def test_runnable_blocks_run_in_order(document, tmp_path, monkeypatch):
   write_photos(tmp_path)
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv("ONESHOT_DP_LEDGER", str(tmp_path / "ledger"))
-  names, said, ran = {}, None, 0
+  names = {}
+  said = None
+  ran = 0
   for language, mark, block in _FENCE.findall(text_of(document)):
     if mark.endswith(".py"):
       pathlib.Path(mark).write_text(block)

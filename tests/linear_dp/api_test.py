@@ -41,7 +41,8 @@ def heads(**changes: Any):
 @pytest.mark.parametrize("head", ["lamb", "auto"])
 @pytest.mark.parametrize("units", [False, True])
 def test_train_heads_equals_train_and_keeps_the_order_of_epsilons(head, units):
-  epsilons, unit_ids = (1.0, 8.0, 2.0), np.arange(N) // 2 if units else None
+  epsilons = (1.0, 8.0, 2.0)
+  unit_ids = np.arange(N) // 2 if units else None
   source = NoiseSource(7)
   found = heads(epsilons=epsilons, head=head, source=source, unit_ids=unit_ids)
   data = dataset_from_arrays(ROWS, LABEL, num_classes=K, unit_ids=unit_ids)
@@ -62,7 +63,8 @@ def test_receipt_states_the_guarantee_of_what_was_released(head):
   strict, loose = heads(epsilons=(2.0, 18.0), head=head)
   assert loose.score(ROWS, LABEL) > 0.9
   receipt = json.loads(json.dumps(loose.receipt()))
-  stated, follows = receipt["stated"], receipt["follows"]
+  stated = receipt["stated"]
+  follows = receipt["follows"]
   assert (stated["private"], stated["noise_source"]) == (True, "os.urandom")
   assert (stated["head"], stated["num_examples"]) == (head, N)
   assert stated["neighboring_relation"] == "REPLACE_SPECIAL"

@@ -26,7 +26,8 @@ EXPECTED = {
   ),
 }
 PETS = ["cat", "dog"]
-ROWS, LABELS = np.repeat(np.eye(2), 500, axis=0), np.repeat(PETS, 500)
+ROWS = np.repeat(np.eye(2), 500, axis=0)
+LABELS = np.repeat(PETS, 500)
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +108,8 @@ def test_fit_in_a_pipeline_equals_train_head_with_the_same_settings():
   unit_ids = np.arange(1000) // 2
   pipeline = make_pipeline(FunctionTransformer(), copy)
   pipeline.fit(ROWS - 0.5, LABELS, dplinearclassifier__unit_ids=unit_ids)
-  head, source = copy.private_head_, oneshot_dp.NoiseSource(0)
+  head = copy.private_head_
+  source = oneshot_dp.NoiseSource(0)
   settings |= {"num_classes": 2, "class_names": PETS, "unit_ids": unit_ids}
   label = np.arange(1000) // 500
   direct = oneshot_dp.train_head(ROWS - 0.5, label, source=source, **settings)

@@ -129,7 +129,8 @@ def test_a_norm_that_is_too_small_is_refused_and_one_too_large_counts_less():
 def test_rows_that_are_not_as_is_said_are_refused(
   changes, unit, message, block
 ):
-  x, labels = np.ones((10, D), np.float32), np.zeros(10, int)
+  x = np.ones((10, D), np.float32)
+  labels = np.zeros(10, int)
   ids = labels if unit == "example" else None
   data = data_of(x, labels, ids, block=block)
   blocks = list(data.blocks())
@@ -197,7 +198,9 @@ def test_units_are_mean_rows_at_exact_weights(power, most):
   keys = [key for key in keys if any(oracle[key][0])]
   is_row = weight > 0
   assert is_row.sum() == len(keys)
-  z, labels, weight = z[is_row], labels[is_row], weight[is_row]
+  z = z[is_row]
+  labels = labels[is_row]
+  weight = weight[is_row]
   for i, (u, c) in enumerate(keys):
     total, k, w = oracle[u, c]
     mean = np.array(total) / k

@@ -27,10 +27,8 @@ from tests.linear_dp.statistic_catalogue import (
 def test_rows_weighed_for_class_sums_are_for_nothing_else():
   """Σw² ≤ W² bounds orthogonal blocks alone."""
   x, label = hostile_rows(np.random.default_rng(0))
-  rows, sums = (
-    rows_of(data_of(x, label), weight_norm_order=2),
-    PrivateSums(None, 0.0),
-  )
+  rows = rows_of(data_of(x, label), weight_norm_order=2)
+  sums = PrivateSums(None, 0.0)
   for name, of in STATISTICS.items():
     if of.left is not statistics.class_sums:
       with pytest.raises(RunError, match="class sums alone"):
@@ -93,7 +91,8 @@ def test_what_leaves_is_the_exact_sum_and_noise_of_the_stated_deviation(name):
   statistic = STATISTICS[name]
   x, label = hostile_rows(np.random.default_rng(0))
   data = data_of(x, label)
-  exact, noise = statistic.exact(data), []
+  exact = statistic.exact(data)
+  noise = []
   for seed in range(40):
     sums = PrivateSums(NoiseSource(seed), 0.25)
     found, sigma = statistic.release(sums, data, 0.25)
@@ -144,7 +143,8 @@ def test_only_the_same_statistic_is_topped_up():
   x, label = hostile_rows(np.random.default_rng(0))
   data = data_of(x, label)
   sums = PrivateSums(NoiseSource(1), 1.0)
-  plain, zero = rows_of(data), np.zeros(D)
+  plain = rows_of(data)
+  zero = np.zeros(D)
   eye = np.eye(D)
   kernel, step = statistics.integer_kernel(np.eye(D, K))
   asked = [

@@ -89,7 +89,8 @@ def test_evaluate_heads_equals_a_stable_sort_ties_included(num_classes, n):
   assert (found.top1, found.top5) == pytest.approx(expected_hits(head, rows))
   assert found.num_examples == n
   logits = rows["embedding"].astype(np.float32) @ head.kernel + head.bias
-  right, label = logits.argmax(axis=1) == rows["label"], rows["label"]
+  right = logits.argmax(axis=1) == rows["label"]
+  label = rows["label"]
   recall = [
     right[label == c].mean() if (label == c).any() else None
     for c in range(num_classes)
@@ -124,7 +125,8 @@ def test_evaluate_heads_together_equals_each_head_alone(monkeypatch):
     for seed, kind in enumerate([False, True, False, True, True])
   ]
   rows["embedding"] += 0.25  # no row of zeros
-  together, seen = evaluate_heads(heads, in_blocks(rows, 50)), []
+  together = evaluate_heads(heads, in_blocks(rows, 50))
+  seen = []
   alone = [evaluate_heads([h], [rows], seen.append)[0] for h in heads]
   assert together == alone
   assert seen == [300] * 5
@@ -132,7 +134,8 @@ def test_evaluate_heads_together_equals_each_head_alone(monkeypatch):
 
 
 def test_evaluate_heads_never_counts_nan_as_correct():
-  rows, head = block(50, 4, 9, dtype=np.float32), make_head(4, 9)
+  rows = block(50, 4, 9, dtype=np.float32)
+  head = make_head(4, 9)
   broken = dataclasses.replace(head, kernel=np.full((4, 9), np.nan, np.float32))
   kept = {name: column[10:] for name, column in rows.items()}
   expected = np.array(expected_hits(head, kept)) * 40 / 50
@@ -195,7 +198,8 @@ EYE = LinearHead(kernel=np.eye(4, dtype=np.float32), bias=np.zeros(4, "f"))
 def test_private_accuracies_have_the_noise_of_the_budget_and_cannot_exceed_it():
   x, label = clear_rows(4000)
   rows = rows_of(dataset_from_arrays(x, label, num_classes=4), per_row=True)
-  buys, source = mu_squared_from_epsilon(1.0, 1e-5), NoiseSource(0)
+  buys = mu_squared_from_epsilon(1.0, 1e-5)
+  source = NoiseSource(0)
   found = []
   for _ in range(200):
     sums = PrivateSums(source, buys)

@@ -20,7 +20,8 @@ class ScriptedSource(NoiseSource):
     self.script = list(words)
 
   def words(self, count):
-    taken, self.script = self.script[:count], self.script[count:]
+    taken = self.script[:count]
+    self.script = self.script[count:]
     assert len(taken) == count, "asked for more random words than needed"
     return np.array(taken, np.uint64)
 
@@ -37,7 +38,8 @@ def test_thresholds_are_exact_and_decide_words_beside_them(k):
   threshold = int(noise._thresholds()[k])
   with mpmath.workdps(60):
     assert threshold == int(mpmath.floor(share_at_most(k) * WORD))
-  below, above = threshold - 1, min(threshold + 1, WORD - 1)
+  below = threshold - 1
+  above = min(threshold + 1, WORD - 1)
   # No more words are needed on either side: ScriptedSource would fail.
   assert noise._sample_integers(1, ScriptedSource([below])).item() <= k
   if above > threshold and k < 8:
@@ -109,7 +111,8 @@ def test_sample_keeps_the_bits_that_its_acceptance_took():
   """`sample_normals` keeps them, under the index of whom they belong to."""
   # Words on which k is 3 and 0, and candidates with x = 1/3 that are on the
   # edge of acceptance, to 64 bits and to 128.
-  three, zero = int(noise._thresholds()[3]) - 1, 0
+  three = int(noise._thresholds()[3]) - 1
+  zero = 0
   x = WORD // 3
   with mpmath.workdps(80):
     edge = probability(3, (((x << 64) | 1) << 64) | (WORD // 2), 192)

@@ -108,7 +108,9 @@ def test_low_bits_of_the_fraction_are_uniform():
 
 
 def test_noise_of_classes_and_features_is_independent():
-  sd, classes, features = 50.0, 8, 40_000
+  sd = 50.0
+  classes = 8
+  features = 40_000
   drawn = rounded_gaussian((classes, features), sd, NoiseSource(seed=5))
   for lag in (1, 2, 512):  # neighboring features
     pairs = np.corrcoef(drawn[:, lag:].ravel(), drawn[:, :-lag].ravel())
@@ -120,7 +122,8 @@ def test_noise_of_classes_and_features_is_independent():
 
 @pytest.mark.parametrize("seed", [None, 6])
 def test_noise_of_calls_is_independent(seed):
-  n, sd = 40_000, 30.0
+  n = 40_000
+  sd = 30.0
   source = NoiseSource(seed)
   draws = [rounded_gaussian((n,), sd, source) for _ in range(4)]
   off = np.corrcoef(draws) - np.eye(4)
@@ -177,7 +180,8 @@ def test_rounded_gaussian_without_noise_or_room_is_refused(sd):
 @pytest.mark.parametrize("exponent", [-10, -1, 2, 36.1, 50, 52.9, 53, 57])
 def test_rounded_is_the_rounding_of_the_exact_value(exponent):
   """Against rationals; half of the values are as near to a half as they get."""
-  sd, n = 2.0**exponent, 300
+  sd = 2.0**exponent
+  n = 300
   sign, k, x, _ = sample_normals(n, NoiseSource(seed=10))
   halves = np.floor(sd * (k + x * 2.0**-64)).astype(int) + Fraction(1, 2)
   for i in range(0, n, 2):

@@ -130,7 +130,8 @@ def test_a_left_is_truncated_to_integers():
   def half(row, label, w):
     return w[:, None] * 0.4999999
 
-  x, label = np.ones((5, D), np.float32), np.zeros(5, int)
+  x = np.ones((5, D), np.float32)
+  label = np.zeros(5, int)
   data = data_of(x, label)
   found = exact_sum(rows_of(data), half)
   row = np.asarray(next(rows_of(data).chunks()).row[0]).astype(int)
@@ -200,7 +201,8 @@ def test_chunks_and_devices_do_not_matter(name, units, monkeypatch):
 
 def test_int32_sums_are_carried_before_they_overflow(monkeypatch):
   """131,071 rows of one direction fit on a device; more are past 2³¹."""
-  n, devices = 140_000, jax.local_devices()
+  n = 140_000
+  devices = jax.local_devices()
   monkeypatch.setattr(jax, "local_devices", lambda **_: devices[:1])
   data = data_of(np.ones((n, 1), np.float32), np.zeros(n), num_classes=1)
   row = int(np.asarray(next(rows_of(data).chunks()).row[0, 0]))

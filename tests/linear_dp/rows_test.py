@@ -97,8 +97,10 @@ def test_on_a_tpu_its_host_makes_what_needs_float64(monkeypatch):
   monkeypatch.setattr(
     jax, "local_devices", lambda backend: asked.append(backend) or devices
   )
-  x, label = np.ones((3, D), np.float32), np.zeros(3, int)
-  data, of_users = data_of(x, label), data_of(x, label, label)
+  x = np.ones((3, D), np.float32)
+  label = np.zeros(3, int)
+  data = data_of(x, label)
+  of_users = data_of(x, label, label)
   given = [
     rows_of(data, weight_norm_order=2),
     rows_of(data),
@@ -118,7 +120,8 @@ def test_a_map_is_that_of_numpy(dim):
   x = rng.standard_normal((200, D)).astype(np.float32)
   x[7] = 0
   rows = rows_of(dataset_from_arrays(x, np.zeros(200, int), num_classes=2))
-  centre, matrix = rng.normal(0, 0.3, D), rng.standard_normal((D, dim))
+  centre = rng.normal(0, 0.3, D)
+  matrix = rng.standard_normal((D, dim))
   z = columns_of(rows)[0][:200]
   found = columns_of(rows.mapped(centre, matrix))[0][:200]
   c = np.rint(centre * ROW_NORM).astype(int)

@@ -64,7 +64,8 @@ def test_a_sum_is_that_of_numpy(name, units):
   rng = np.random.default_rng(6)
   x, label = hostile_rows(rng, n=80)
   unit = rng.integers(0, 11, 80) if units else None
-  data, statistic = data_of(x, label, unit), STATISTICS[name]
+  data = data_of(x, label, unit)
+  statistic = STATISTICS[name]
   z, labels, w = columns_of(statistic.rows(data))
   left = lefts_of(name, z, labels, w)
   if statistic.left.one_column:
@@ -152,7 +153,8 @@ def test_right_answers_are_counted():
     statistic.exact(data).ravel() / (UNIT_WEIGHT * ROW_NORM) * math.sqrt(3)
   )
   z, labels, w = columns_of(rows_of(data))
-  z, labels = z[w > 0], labels[w > 0]
+  z = z[w > 0]
+  labels = labels[w > 0]
   for count, head, bias in zip(found, HEADS, BIASES, strict=True):
     unit_norm = z / np.linalg.norm(z, axis=1, keepdims=True)
     best = (unit_norm @ head + bias).argmax(axis=1)
@@ -175,7 +177,8 @@ def test_of_equal_logits_the_first_class_is_right():
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_heads_of_integers_rank_as_they_do(scale):
   rng = np.random.default_rng(11)
-  head, bias = scale * rng.standard_normal((D, K)), rng.standard_normal(K)
+  head = scale * rng.standard_normal((D, K))
+  bias = rng.standard_normal(K)
   (integers,), (biases,) = statistics.integer_heads([head], [bias * scale])
   z = rng.standard_normal((500, D))
   z *= ROW_NORM / np.linalg.norm(z, axis=1, keepdims=True)

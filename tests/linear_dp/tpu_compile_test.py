@@ -43,7 +43,8 @@ pytestmark = [
   pytest.mark.skipif(not (HERE and FOUND), reason="no libtpu here"),
 ]
 
-WIDTH, ROWS = 1280, 1024
+WIDTH = 1280
+ROWS = 1024
 # One device a chip: 16 and 32 GiB.
 # A type, no part of an address: tensor<4xf64> in one text, f64[4] in the other.
 F64 = re.compile(r"\bf64\[|[x<]f64>")

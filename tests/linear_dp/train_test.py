@@ -250,7 +250,8 @@ def test_train_of_any_size_and_noise_gives_finite_weights(head, size, zeros):
 @pytest.mark.parametrize("head", HEADS)
 def test_baseline_has_no_noise_and_says_that_it_is_not_private(head):
   rows = HEADS[head].prepare_rows(clustered_data())
-  one, other = baseline(rows, head), baseline(rows, head)
+  one = baseline(rows, head)
+  other = baseline(rows, head)
   np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
   assert not one.private
   assert one.noise_source == "no noise"

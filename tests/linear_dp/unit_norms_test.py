@@ -72,7 +72,8 @@ def test_norm_squared_bound_of_any_unit_is_no_less_than_the_exact_one(
   for alike in (False, True):
     a, z, _ = unit_of(rng, slots)
     if alike:  # as long as it can be: nothing cancels
-      a, z = np.repeat(a[:1], slots, 0), np.repeat(z[:1], slots, 0)
+      a = np.repeat(a[:1], slots, 0)
+      z = np.repeat(z[:1], slots, 0)
     a = np.trunc(a * scale)
     with jax.enable_x64(True):
       products = jnp.asarray(z @ z.T)[None]

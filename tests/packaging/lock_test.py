@@ -19,7 +19,8 @@ VERSIONS = {canonicalize_name(name): version for name, version, _ in PINS}
 def asked():
   """Everything that `make lock` resolves: `gcp` is for users alone."""
   described = tomllib.loads((ROOT / "pyproject.toml").read_text())
-  project, groups = described["project"], described["dependency-groups"]
+  project = described["project"]
+  groups = described["dependency-groups"]
   extras = dict(project["optional-dependencies"])
   del extras["gcp"]
   lists = [project["dependencies"], groups["build"], *extras.values()]

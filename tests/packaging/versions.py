@@ -80,7 +80,8 @@ def try_versions(
       sys.exit(f"uv {' '.join(map(str, words))}:\n{ended.stderr}")
     return ended.stdout
 
-  venv, alone = folder / "venv", folder / "alone"
+  venv = folder / "venv"
+  alone = folder / "alone"
   python = venv / "bin" / "python"
   uv("venv", "--python", options.python, venv)
   # No test of SUITE asks the TPU's compiler, and with it installed every

@@ -51,7 +51,8 @@ def test_what_was_spent_of_all_data_sets(ledger, capsys):
 
 
 def test_a_cap_is_set_and_what_is_left_is_said(ledger, capsys, train_cache):
-  name, cache = train_cache.info.dataset, train_cache.path
+  name = train_cache.info.dataset
+  cache = train_cache.path
   cap = "--cache", cache, "--max-epsilon", 3, "--max-delta", DELTA
   out, err = succeeds(capsys, "budget", *cap)
   assert "warning" not in err

@@ -30,7 +30,8 @@ def public(cache):
 
 def charge(ledger, cache):
   """As a run does that trains on a cache."""
-  info, keys = cache.info, private(cache).keys
+  info = cache.info
+  keys = private(cache).keys
   bill = make_charge_request(
     0.01, dataset=info.dataset, keys=keys, unit=info.unit
   )
@@ -42,7 +43,8 @@ def charge(ledger, cache):
 @pytest.mark.parametrize("copies", [0, 2, 3, 101])
 def test_duplicates(tmp_path, ledger, copies, factor, by):
   """Of 200 test rows, found by a cache of this command, or by the ledger."""
-  rows, (embedding, label) = clusters(), clusters((50,) * 4, seed=1)
+  rows = clusters()
+  (embedding, label) = clusters((50,) * 4, seed=1)
   embedding[:copies] = factor * rows[0][:copies]
   label[:copies] = rows[1][:copies]
   train = write_rows(tmp_path / "train", *rows)
@@ -112,7 +114,8 @@ def test_a_cache_with_fitted_hashes_is_still_looked_at(
 
   def unchecked(rows, info, place):
     made = checked(rows, info, place)
-    embedding, label = made["embedding"].copy(), made["label"].copy()
+    embedding = made["embedding"].copy()
+    label = made["label"].copy()
     if fault == "label":
       label[7] = 4
     else:

@@ -80,7 +80,8 @@ def test_what_is_made_is_noted_and_shown_at_once(ledger, out):
 def test_what_was_noted_is_kept_whatever_ends_the_note(
   ledger, out, monkeypatch, error, noted
 ):
-  seen, note = {}, Ledger.deliver
+  seen = {}
+  note = Ledger.deliver
 
   def train(folder, ids):
     write(folder, ids)

@@ -36,7 +36,8 @@ def hard(tmp_path):
 
 
 def right(head, rows):
-  saved, (x, y) = read_head(head).head, rows
+  saved = read_head(head).head
+  (x, y) = rows
   logits = x.astype(np.float64) @ np.asarray(saved.kernel, np.float64)
   return (logits + np.asarray(saved.bias)).argmax(axis=1) == y
 
@@ -45,7 +46,8 @@ def test_exact_accuracies_are_those_of_numpy(capsys, head, hard, ledger_file):
   path, rows = hard
   words = ["evaluate", head, "--cache", path, "--json"]
   out, err = succeeds(capsys, *words)
-  found, hits = json.loads(out), right(head, rows)
+  found = json.loads(out)
+  hits = right(head, rows)
   assert found["top1"] == hits.mean()
   assert 0.4 < found["top1"] < 0.99
   recall = [hits[rows[1] == k].mean() for k in range(4)]

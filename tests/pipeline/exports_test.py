@@ -22,14 +22,16 @@ def program(file):
 
 @pytest.mark.slow
 def test_what_is_exported_names_the_class_of_100_in_100(tmp_path, capsys, head):
-  out, photos = tmp_path / "model", tmp_path / "photos"
+  out = tmp_path / "model"
+  photos = tmp_path / "photos"
   said, _ = succeeds(capsys, "export", head.path, "--to", out)
   assert IMAGES_FILE in said
   name, *_ = image_heads.write_images(photos)
   succeeds(capsys, "predict", head.path, photos, "--out", tmp_path / "p.csv")
   with (tmp_path / "p.csv").open() as file:
     predicted = [int(line["class"]) for line in csv.DictReader(file)]
-  backbone, images = image_heads.glyph_vit(), image_heads.digits()[0][:100]
+  backbone = image_heads.glyph_vit()
+  images = image_heads.digits()[0][:100]
   embedding = image_heads.embeddings(backbone, images)
   assert image_heads.classes_of(head.head, embedding) == predicted
   of_images = program(out / IMAGES_FILE)

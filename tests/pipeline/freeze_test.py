@@ -114,7 +114,8 @@ def published(folder, make, seed, monkeypatch):
   inputs = {*folder.iterdir()}
   found: dict[tuple[str, bool], tuple[int, bytes]] = {}
   for line in COMMANDS:
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
       status = cli.main(line.split())
     assert status == 2 * ("refused" in line or line in REFUSED), err.getvalue()

@@ -24,7 +24,8 @@ class TestGoingOn:
     assert "and 8 in total" in err
     off = spent(ledger.entries("clusters")) - mu2_of(8.0)
     assert abs(off) <= mu2_of(8.0) / 10**9
-    first, later = read_head(Path("a")), read_head(Path("b"))
+    first = read_head(Path("a"))
+    later = read_head(Path("b"))
     assert later.stated["went_on_from"] == first.stated["charge"]
     assert later.receipt["follows"]["epsilon"] <= 8.0
     assert verify_head(Path("b"), ledger).vouched

@@ -151,13 +151,15 @@ class TestDamage:
       assert len(str(refused.value)) < 800
 
   def test_fitting_weights_of_the_right_form_are_read(self, folder):
-    kernel, bias = np.ones((D, K), np.float32), np.zeros(K, np.float32)
+    kernel = np.ones((D, K), np.float32)
+    bias = np.zeros(K, np.float32)
     replace_weights(folder, {"kernel": kernel, "bias": bias})
 
     np.testing.assert_array_equal(read_head(folder).head.kernel, kernel)
 
   def test_weights_of_another_form_are_refused(self, folder):
-    kernel, bias = np.ones((D, K), np.float32), np.zeros(K, np.float32)
+    kernel = np.ones((D, K), np.float32)
+    bias = np.zeros(K, np.float32)
     with_nan = kernel.copy()
     with_nan[1, 1] = np.nan
     with_infinity = bias.copy()

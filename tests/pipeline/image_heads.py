@@ -40,7 +40,8 @@ def shown(backbone: Backbone, images: np.ndarray) -> np.ndarray:
 def embeddings(backbone: Backbone, images: np.ndarray) -> np.ndarray:
   """Of images [n, h, w, 1 or 3]; compiled for one size of batches."""
   seen = shown(backbone, images)
-  apply, found = jax.jit(backbone.apply), []
+  apply = jax.jit(backbone.apply)
+  found = []
   for start in range(0, len(seen), _BATCH):
     batch = seen[start : start + _BATCH]
     full = np.pad(batch, [(0, _BATCH - len(batch)), *[(0, 0)] * 3])

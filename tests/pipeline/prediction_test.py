@@ -57,7 +57,8 @@ def test_a_folder_is_labelled_as_the_head_says(tmp_path, capsys, head, photos):
 
 
 def test_words_after_flags_are_not_lost(tmp_path, capsys, head, photos):
-  first, second = photos / "000.png", photos / "001.png"
+  first = photos / "000.png"
+  second = photos / "001.png"
   out = tmp_path / "before.csv"
   succeeds(capsys, "predict", head.path, first, "--out", out, second)
   assert [line["image"] for line in lines_of(out)] == [str(first), str(second)]
@@ -88,7 +89,8 @@ def test_a_cache_is_labelled_by_its_ids_and_in_part(tmp_path, capsys, head):
   backbone = image_heads.glyph_vit()
   images, labels = image_heads.digits()
   embedding = image_heads.embeddings(backbone, images)
-  cache, other = tmp_path / "cache", tmp_path / "other"
+  cache = tmp_path / "cache"
+  other = tmp_path / "other"
   of = {"backbone": backbone.identity, "shard_rows": 2048}
   write_rows(cache, embedding, labels, **of)  # more than are done at once
   found = {}

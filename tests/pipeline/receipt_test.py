@@ -351,7 +351,8 @@ class TestCard:
 
 class TestRightGuesses:
   def test_the_best_test_of_two_gaussians_is_below_the_bound(self):
-    mu, epsilon = 1.0, 2.0
+    mu = 1.0
+    epsilon = 2.0
     likelihood_ratio_test = norm.cdf(mu / 2)
 
     bound = right_guesses(epsilon, float(delta_of(mu, epsilon)))

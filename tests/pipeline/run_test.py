@@ -49,7 +49,8 @@ class TestTrain:
     assert spent(ledger.entries("clusters")) == 0
     assert [e.mu_squared for e in ledger.entries()] == [None, None]
     assert stat.S_IMODE(Path("a").stat().st_mode) == 0o700
-    draw, sources = private_sums.rounded_gaussian, []
+    draw = private_sums.rounded_gaussian
+    sources = []
 
     def noted(shape, sd, source):
       sources.append(source)
@@ -66,7 +67,8 @@ class TestTrain:
   def test_noise_is_drawn_after_the_charge_is_on_the_disk(
     self, capsys, place, ledger, monkeypatch
   ):
-    draw, found = private_sums.rounded_gaussian, []
+    draw = private_sums.rounded_gaussian
+    found = []
 
     def noted(*arguments):
       found.append(spent(ledger.entries("clusters")))

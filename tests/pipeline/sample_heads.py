@@ -45,7 +45,9 @@ def trained_head(
   source = source or NoiseSource(seed=seed)
   drawn = np.random.default_rng()
   kernel = drawn.normal(size=(D, num_classes)).astype(np.float32)
-  releases, state, mu2 = (), {}, None
+  releases = ()
+  state = {}
+  mu2 = None
   if noise:
     mu2 = mu_squared_from_epsilon(epsilon, delta) * (1 - 1e-12)
     sigma = (mu2 / 6) ** -0.5 * (1 + 1e-13)

@@ -42,7 +42,8 @@ def make_info(n: Any = 20, d: Any = 3, **changes: Any) -> CacheInfo:
 
 def make_rows(info: CacheInfo, seed: int = 0) -> Rows:
   """All rows of the source, always the same ones, as a job makes them."""
-  n, d = info.source_num_examples, info.feature_dim
+  n = info.source_num_examples
+  d = info.feature_dim
   rng = np.random.default_rng([n, d, seed])
   rows = {
     "embedding": rng.standard_normal((n, d)).astype(np.float32),

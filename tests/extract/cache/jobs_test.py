@@ -63,7 +63,8 @@ def test_another_job_is_refused(tmp_path, finished, changes, listing, said):
 
 
 def test_other_files_and_missing_shards_are_noticed(tmp_path):
-  out, photo = str(tmp_path), tmp_path / "photo.png"
+  out = str(tmp_path)
+  photo = tmp_path / "photo.png"
   photo.write_text("mine")
   with refused(r"holds other files, such as .*photo\.png"):
     start_or_resume(out, JOB)

@@ -70,7 +70,9 @@ def test_what_is_changed_otherwise_is_not_known():
 
 def test_what_points_nowhere_has_no_key():
   x = rows(5, 20)
-  x[1], x[2, 3], x[3, 4] = 0, np.nan, np.inf
+  x[1] = 0
+  x[2, 3] = np.nan
+  x[3, 4] = np.inf
   known = direction_keys(x)
   assert (known != 0).tolist() == [True, False, False, False, True]
   assert not direction_keys(rows(5, 7)).any()
@@ -99,7 +101,8 @@ def test_image_keys_are_of_the_bytes_alone():
 
 def shared(one, other):
   """How many keys of each kind rows of both caches have."""
-  ours, theirs = keys_of(one), keys_of(other)
+  ours = keys_of(one)
+  theirs = keys_of(other)
   return {k: np.isin(ours[k], theirs[k]).sum() for k in ours}
 
 
@@ -136,7 +139,8 @@ def test_of_very_many_rows_all_caches_keep_the_same_sample(
   tmp_path, monkeypatch
 ):
   """The smallest keys; few more than twice as many are held at once."""
-  cache, held = run_job(tmp_path, make_info(1000, 20, unit="user")), []
+  cache = run_job(tmp_path, make_info(1000, 20, unit="user"))
+  held = []
   every = keys_of(cache)
   images = make_rows(cache.info)["image_key"][:, 0]
   np.testing.assert_array_equal(every["image"], np.unique(images))

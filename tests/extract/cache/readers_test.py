@@ -35,13 +35,15 @@ def test_what_other_libraries_read(tmp_path, split, unit):
       theirs = np.concatenate([block[name] for block in found])
       np.testing.assert_array_equal(theirs, column)
 
-  builder, split = tfds.builder_from_directory(tmp_path), info.tfds_names[1]
+  builder = tfds.builder_from_directory(tmp_path)
+  split = info.tfds_names[1]
   assert list(builder.as_data_source()) == [split]
   for wanted in (split, "all"):
     same(list(builder.as_data_source(split=wanted)))
   assert builder.info.splits[split].num_examples == 4
   files = [f"{tmp_path}/{shard.file}" for shard in cache.info.shards]
-  source, features = grain.ArrayRecordDataSource(files), builder.info.features
+  source = grain.ArrayRecordDataSource(files)
+  features = builder.info.features
   same([features.deserialize_example_np(source[i]) for i in range(4)])
 
 

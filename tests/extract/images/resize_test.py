@@ -62,7 +62,8 @@ def test_crop_is_resizing_then_cropping(height, width, side, margin, resample):
   config = Preprocessing(image_size=side, resize=small, resample=resample)
   scale = small / min(height, width)
   full = round(width * scale), round(height * scale)
-  left, top = (full[0] - side) // 2, (full[1] - side) // 2
+  left = (full[0] - side) // 2
+  top = (full[1] - side) // 2
   whole = by_pillow(image, full, resample)
   expected = whole[top : top + side, left : left + side]
   assert np.abs(resize_and_crop(image, config) - expected).max() <= 2

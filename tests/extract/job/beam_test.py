@@ -65,7 +65,8 @@ def whole(photos, tmp_path_factory) -> dict[str, str]:
 def test_broken_images_are_named_at_once_or_skipped_on_any_runner(
   photos, whole, tmp_path, capfd, monkeypatch, flags
 ):
-  out, loaded = tmp_path / "cache", []
+  out = tmp_path / "cache"
+  loaded = []
 
   def load(*of, load=shard.load_backbone):
     loaded.append(of)
@@ -146,7 +147,8 @@ def test_workers_are_asked_for_numbers_alone_and_find_the_rest(
   photos, whole, tmp_path, monkeypatch
 ):
   """What an engine shows of a job tells nothing of the listing."""
-  graphs, out = [], str(tmp_path / "cache")
+  graphs = []
+  out = str(tmp_path / "cache")
 
   def seen(pipeline, run=on_beam.beam.Pipeline.run):
     graphs.append(str(pipeline.to_runner_api()))
@@ -157,7 +159,8 @@ def test_workers_are_asked_for_numbers_alone_and_find_the_rest(
   job = job_of(photos, on_decode_error="skip")
   info = run_extraction(job, out, THREADS).info
   assert digest(out) == whole
-  name, store = info.shard_name(0), storage.store_at(out)
+  name = info.shard_name(0)
+  store = storage.store_at(out)
   _, (of_job,), _ = read_shard(store, name, info)
   (graph,) = graphs
   assert of_job not in graph
@@ -193,7 +196,8 @@ def test_a_worker_computes_as_the_launcher_or_not_at_all(
 def test_a_stall_stops_the_workers_and_says_so(
   photos, whole, tmp_path, monkeypatch
 ):
-  out, calls = tmp_path / "cache", []
+  out = tmp_path / "cache"
+  calls = []
   apply = shard.Embedder.__call__
 
   def hung(self, images):

@@ -55,7 +55,8 @@ def test_every_example_once_with_its_label_and_key_in_order(photos, whole):
 def test_a_resumed_job_keeps_what_is_there(
   photos, whole, tmp_path, monkeypatch, error
 ):
-  out, done = tmp_path / "cache", []
+  out = tmp_path / "cache"
+  done = []
   make = shard.put_shard
 
   def once(*of):

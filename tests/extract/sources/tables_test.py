@@ -133,7 +133,8 @@ def twelve(request, tmp_path) -> list[pathlib.Path]:
 
 @pytest.mark.parametrize("words", ["braces", "stars", "files", "folder"])
 def test_several_files_are_one_source_however_they_are_named(twelve, words):
-  folder, suffix = twelve[0].parent, twelve[0].suffix
+  folder = twelve[0].parent
+  suffix = twelve[0].suffix
   location = {
     "braces": [f"{folder}/x{{00..11}}{suffix}"],
     "stars": [f"{folder}/*{suffix}"],

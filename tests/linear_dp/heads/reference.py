@@ -7,7 +7,8 @@ import math
 
 import numpy as np
 
-R, UNIT_WEIGHT = 2**14, 2**20
+R = 2**14
+UNIT_WEIGHT = 2**20
 
 
 def class_sums(

@@ -51,7 +51,9 @@ def simulate_audit(
   sigma = mu_squared_from_epsilon(epsilon, DELTA) ** -0.5
   added = release.added
   shape = (added.left.shape[1], added.row.shape[1])
-  scores, blind_scores, all_coins = [], [], []
+  scores = []
+  blind_scores = []
+  all_coins = []
   for _ in range(SYNTHETIC_RUNS):
     coins = rng.random(len(added.left)) < 0.5
     value = added.total(coins * 1.0) + sigma * rng.standard_normal(shape)
@@ -75,7 +77,8 @@ def main(audits: int) -> None:
   for count, epsilon in SETTINGS:
     rng = np.random.default_rng(0)
     release = class_sums_of(synthetic_canaries(count))
-    gaussian, blind = [], []
+    gaussian = []
+    blind = []
     for i in range(audits):
       scores, blind_scores, coins = simulate_audit(rng, release, epsilon)
       right = int(((scores > 0) == coins).sum())
