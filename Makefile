@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs kills test test-fast test-stores test-cluster test-versions lint format wheel lock clean
+.PHONY: help demo docs kills test test-fast test-long test-stores test-cluster test-versions lint format wheel lock clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' \
@@ -27,14 +27,18 @@ help: ## what can be made
 demo: $(VENV)/.project ## a private sweep from images to plots, in demo/
 	@$(BIN)/oneshot-dp demo --out demo
 
-test: $(VENV)/.project $(VENV)/.libtpu ## every test that Python alone can run
-	@$(PYTEST) -m "not stores" $(PYTEST_ARGS)
-
-# What is compiled for milliseconds of work takes half as long so.
+# What is compiled for milliseconds of work takes half as long so. The long tests
+# do without: they run what users run.
 HASTE := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 
-test-fast: $(VENV)/.project $(VENV)/.libtpu ## what is not slow, types unchecked
-	@ONESHOT_DP_CHECK_TYPES=0 XLA_FLAGS="$(HASTE)" $(PYTEST) -m "not slow and not stores" $(PYTEST_ARGS)
+test: $(VENV)/.project $(VENV)/.libtpu ## the tests, but for the long ones
+	@XLA_FLAGS="$(HASTE)" $(PYTEST) -m "not long and not stores" $(PYTEST_ARGS)
+
+test-long: $(VENV)/.project $(VENV)/.libtpu ## kills, chance, real features: minutes of each
+	@$(PYTEST) -m "long and not stores" $(PYTEST_ARGS)
+
+test-fast: $(VENV)/.project $(VENV)/.libtpu ## a quick look: not the slow ones, types unchecked
+	@ONESHOT_DP_CHECK_TYPES=0 XLA_FLAGS="$(HASTE)" $(PYTEST) -m "not slow and not long and not stores" $(PYTEST_ARGS)
 
 test-stores: $(VENV)/.project ## real object stores on the loopback (built by Go)
 	@$(PYTEST) -m stores tests/extract/storage_test.py $(PYTEST_ARGS)

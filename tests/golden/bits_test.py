@@ -79,6 +79,7 @@ def test_seeded_head_today_has_the_golden_bits(case, heads_of_eight_devices):
       )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", seeded_heads.CASES)
 def test_seeded_head_on_one_device_has_the_bits_of_eight(
   case, heads_of_one_device, heads_of_eight_devices

@@ -76,6 +76,7 @@ def test_epsilon_of_is_the_least_float_for_which_the_theorem_holds(
   assert exact_delta(math.nextafter(epsilon, 0), sigma**-2) > delta
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(
   sigma=st.floats(-3, 6).map(lambda exponent: 10**exponent),

@@ -38,6 +38,7 @@ def heads(**changes: Any):
   return train_heads(ROWS, LABEL, **given | changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["lamb", "auto"])
 @pytest.mark.parametrize("units", [False, True])
 def test_train_heads_equals_train_and_keeps_the_order_of_epsilons(head, units):
@@ -173,6 +174,7 @@ def test_predictions_are_those_that_evaluate_heads_counts():
   np.testing.assert_array_equal(chances.argmax(axis=1), head.predict(ROWS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["auto", "lamb"])
 def test_predict_proba_is_about_as_sure_as_the_head_is_right(head):
   """Within a third of the log-loss at the best constant, not near uniform."""
@@ -247,6 +249,7 @@ def test_dataset_from_arrays_refuses_invalid_arrays(given, message):
   assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_dataset_from_arrays_uses_float16_without_a_copy():
   x = jax.numpy.ones((3, 2))
   data = dataset_from_arrays(x, np.array([0, 1, 1], np.uint8), num_classes=2)

@@ -54,6 +54,7 @@ def test_check_estimator_passes_but_for_what_noise_forbids():
   assert len(of_status["passed"]) > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [str, object, int, bool])
 def test_predict_returns_labels_of_the_kind_that_fit_took(kind):
   classes = (

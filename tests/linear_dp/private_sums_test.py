@@ -176,6 +176,7 @@ def test_the_order_of_rows_and_the_size_of_blocks_do_not_matter(name, units):
     np.testing.assert_array_equal(statistic.exact(given), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "units"),
   [
@@ -211,6 +212,7 @@ def test_int32_sums_are_carried_before_they_overflow(monkeypatch):
   assert found.tolist() == [[n * row * UNIT_WEIGHT]]
 
 
+@pytest.mark.slow
 def test_the_weight_follows_the_number_of_rows():
   """So that no sum leaves int64, up to ten thousand million rows."""
   for n, weight in ((1, 2**20), (2**27, 2**20), (2**27 + 1, 2**19)):

@@ -63,6 +63,7 @@ def mu_squared_of(releases):
 # Cost.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("units", [False, True])
 def test_train_of_several_epsilons_releases_what_each_epsilon_buys(head, units):
@@ -225,6 +226,7 @@ def test_state_of_a_head_keeps_the_precision_of_each_estimate():
 # Robustness and baselines.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("size", [(1, 1, 1), (5, 1, 3), (40, 7, 1)])
 @pytest.mark.parametrize("zeros", [False, True])
@@ -328,6 +330,7 @@ def test_check_plan_refuses_a_parent_head_that_does_not_fit(changes, message):
     check(parent_head=parent_head, **changes)
 
 
+@pytest.mark.slow
 def test_check_plan_refuses_to_go_on_from_a_baseline():
   rows = HEADS["auto"].prepare_rows(clustered_data())
   with pytest.raises(InputError, match="a baseline has nothing to go on from"):

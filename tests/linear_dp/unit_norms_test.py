@@ -84,6 +84,7 @@ def test_norm_squared_bound_of_any_unit_is_no_less_than_the_exact_one(
     assert int(bound[0]) * int(grid) <= exact + 3 * slots**2 * int(grid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 2, 3, 5, 8, 40])
 def test_scaled_unit_of_any_size_reaches_its_bound_and_no_more(slots):
   rng = np.random.default_rng(slots)
@@ -105,6 +106,7 @@ def test_scaled_unit_that_nearly_cancels_is_not_made_longer_than_the_limit():
   assert exact_norm_squared(result, z) <= SENSITIVITY**2
 
 
+@pytest.mark.slow
 def test_scaled_units_depend_on_no_other_unit_and_on_no_order():
   rng = np.random.default_rng(3)
   units = [unit_of(rng, 5) for _ in range(6)]
@@ -166,6 +168,7 @@ def use_devices(monkeypatch, num_devices, chunk_rows):
   monkeypatch.setattr(rows_module, "_chunk_rows", lambda *_: chunk_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("num_devices", "chunk_rows"), [(1, 8), (2, 8), (4, 512), (8, 8), (8, 128)]
 )
@@ -239,6 +242,7 @@ def test_each_unit_lies_in_consecutive_slots_of_one_device(
   assert sorted(sizes) == sorted(expected)
 
 
+@pytest.mark.slow
 def test_rows_of_a_unit_one_by_one_are_bounded_by_weights_and_not_scaled():
   """Scaled alone, each of a unit's rows could move a sum by W·R."""
   x, label, _ = units_of_every_size()

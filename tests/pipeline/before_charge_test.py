@@ -20,6 +20,7 @@ DELTA = 1e-5
 class TestRehearsal:
   """Everything that is made after the charge is made once before it."""
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     "flags",
     [
@@ -36,6 +37,7 @@ class TestRehearsal:
     succeeds(capsys, *place(f"{words} {flags} --dry-run --out s"))
     assert not ledger.path.exists()
 
+  @pytest.mark.slow
   def test_the_rehearsed_run_is_the_one_that_is_made(
     self, capsys, place, ledger
   ):
@@ -132,6 +134,7 @@ class TestCost:
     total = format_rounded_up(epsilon_of(float(2 * mu2_of(1.0)), DELTA))
     assert f"is charged epsilon 1 now, and {total} in total" in err
 
+  @pytest.mark.slow
   def test_accuracies_on_the_same_data_set_count(self, capsys, place, ledger):
     write_clusters(Path("t"), (40,) * 4, seed=4, split="test")
     words = "SWEEP --eval-cache t --epsilons 1 --private-eval 1 --head lamb"

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from tests.pipeline.command_line import succeeds
@@ -82,6 +83,7 @@ print(time.process_time() - begun)
 """
 
 
+@pytest.mark.slow
 def test_three_thousand_charges_are_read_in_a_third_of_a_second(ledger):
   """In a process of its own, where no annotation is checked."""
   charge(ledger, *(1e-4 * (1 + i / 1e5) for i in range(3_000)))

@@ -237,6 +237,7 @@ class TestProcess:
     assert process.returncode == 130
     assert one_line(err).startswith("interrupted; what was charged")
 
+  @pytest.mark.slow
   def test_a_signal_that_is_ignored_stays_ignored(self, acts, capsys):
     def run(flags):
       os.kill(os.getpid(), signal.SIGHUP)
@@ -262,6 +263,7 @@ class TestProcess:
     process.stderr.close()
     assert process.wait(30) == 1
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     ("environment", "said"),
     [

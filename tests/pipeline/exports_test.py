@@ -55,6 +55,7 @@ def test_what_is_exported_names_the_class_of_100_in_100(tmp_path, capsys, head):
   assert "epsilon = 8" in card
 
 
+@pytest.mark.slow
 def test_a_head_that_the_ledger_does_not_know_says_so_on_the_card(
   tmp_path, capsys, head, train_cache
 ):
@@ -96,6 +97,7 @@ def test_the_card_of_a_copy_does_not_call_it_a_head_folder(
     assert words not in copy_card
 
 
+@pytest.mark.slow
 def test_what_is_there_stays_and_a_failed_export_leaves_nothing(
   tmp_path, capsys, head, monkeypatch
 ):

@@ -57,6 +57,7 @@ class TestGoingOn:
     go_on = [*words, 8, "--cache", "c2", "--from", "a", "--out", "b"]
     assert "trained on other rows than" in fails(capsys, *go_on)
 
+  @pytest.mark.slow
   def test_rows_that_were_scored_are_not_those_trained_on(self, capsys, place):
     write_clusters(Path("t"), seed=4)
     words = "SWEEP --eval-cache t --epsilons 2 --private-eval 1 --head lamb"
@@ -85,6 +86,7 @@ class TestStopped:
     line = fails(capsys, *place("TRAIN --head lamb --epsilon 1 --out i"))
     assert "would break the cap of 'clusters'" in line
 
+  @pytest.mark.slow
   def test_the_same_command_goes_on_without_a_new_charge(
     self, capsys, place, ledger, monkeypatch
   ):
@@ -131,6 +133,7 @@ def on_two_hosts(place):
 
 
 class TestHosts:
+  @pytest.mark.slow
   def test_one_host_is_a_case_of_many(self, capsys, place):
     words = "TRAIN --epsilon 8 --hosts 0/1@127.0.0.1:1 --out h"
     succeeds(capsys, *place(words))

@@ -53,6 +53,7 @@ def weights(tmp_path, monkeypatch):
   return path
 
 
+@pytest.mark.slow
 def test_predict_finds_the_weights_that_extract_was_given(weights):
   trained_on = load_backbone("vit_ti16", str(weights))
   found = backbone_of(head_of(trained_on))
@@ -60,6 +61,7 @@ def test_predict_finds_the_weights_that_extract_was_given(weights):
   assert found.identity == trained_on.identity
 
 
+@pytest.mark.slow
 def test_predict_prepares_images_as_the_head_states(weights):
   """Also where nothing but the receipt says how."""
   stated = Preprocessing(image_size=48, mean=(0.4, 0.4, 0.4))
@@ -68,6 +70,7 @@ def test_predict_prepares_images_as_the_head_states(weights):
   assert found.preprocessing == stated
 
 
+@pytest.mark.slow
 def test_extract_without_backbone_names_the_default_that_it_takes(
   weights, tmp_path, capsys
 ):

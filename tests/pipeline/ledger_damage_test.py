@@ -181,6 +181,7 @@ def test_an_entry_that_is_forged_soundly_is_read(path):
   assert Ledger(path).entries("pets")[0].epsilon == 19.0
 
 
+@pytest.mark.slow
 def test_flipped_and_cut_bytes_are_found_or_change_nothing(
   sound_ledger, tmp_path
 ):

@@ -41,6 +41,7 @@ def expected(head, count=100):
   return image_heads.classes_of(head.head, embedding)
 
 
+@pytest.mark.slow
 def test_a_folder_is_labelled_as_the_head_says(tmp_path, capsys, head, photos):
   out = tmp_path / "p.csv"
   said, _ = succeeds(capsys, "predict", head.path, photos, "--out", out)
@@ -85,6 +86,7 @@ def test_npz_and_parquet_say_the_same(tmp_path, capsys, head, photos):
     assert lines[7]["image"].endswith(f"{name}[7]")
 
 
+@pytest.mark.slow
 def test_a_cache_is_labelled_by_its_ids_and_in_part(tmp_path, capsys, head):
   backbone = image_heads.glyph_vit()
   images, labels = image_heads.digits()
@@ -149,6 +151,7 @@ def test_another_backbone_is_refused(tmp_path, capsys, head, photos):
   assert not (tmp_path / "p.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_nothing(
   tmp_path, tmp_path_factory, capsys, monkeypatch
 ):

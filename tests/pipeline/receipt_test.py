@@ -198,6 +198,7 @@ class TestStated:
 
 
 class TestEdits:
+  @pytest.mark.slow
   def test_every_edit_of_a_leaf_is_refused(self, folder):
     """A fitting card hides an edit only where it follows from nothing."""
     receipt_file = folder / "receipt.json"

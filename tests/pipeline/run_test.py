@@ -20,6 +20,7 @@ DELTA = 1e-5
 
 
 class TestTrain:
+  @pytest.mark.slow
   @pytest.mark.parametrize("head", ["auto", "lamb"])
   def test_a_head_is_charged_vouched_for_and_right(
     self, capsys, place, ledger, eval_cache, head
@@ -38,6 +39,7 @@ class TestTrain:
     out, _ = succeeds(capsys, *place(f"evaluate h --cache {eval_cache.path}"))
     assert out.startswith("top-1 100.00 % (95 % interval ")
 
+  @pytest.mark.slow
   def test_a_seed_is_not_private(self, capsys, place, ledger, monkeypatch):
     words = place("TRAIN --epsilon 8 --head lamb --noise-seed 1 --out")
     out, _ = succeeds(capsys, *words, "a")
@@ -89,6 +91,7 @@ class TestTrain:
 
 
 class TestSweep:
+  @pytest.mark.slow
   def test_both_heads_nested_and_drawn(self, capsys, place, ledger):
     words = "SWEEP --epsilons 1 8 --head lamb auto --num-draws 2 --out s"
     out, _ = succeeds(capsys, *place(words))
@@ -110,6 +113,7 @@ class TestSweep:
       assert (Path("s") / name).stat().st_size
     assert stat.S_IMODE(Path("s/results.csv").stat().st_mode) != 0o600
 
+  @pytest.mark.slow
   def test_a_baseline_is_the_owners_alone(self, capsys, place, ledger):
     words = "SWEEP --epsilons 1 --head lamb --baseline --out s"
     out, err = succeeds(capsys, *place(words))
@@ -120,6 +124,7 @@ class TestSweep:
       mode = stat.S_IMODE(path.stat().st_mode)
       assert mode == (0o700 if path.is_dir() else 0o600)
 
+  @pytest.mark.slow
   def test_a_private_test_set_pays_and_is_private_from_then(
     self, capsys, place, ledger, eval_cache
   ):
@@ -136,6 +141,7 @@ class TestSweep:
     line = fails(capsys, *place(f"evaluate s/{head} --cache t"))
     assert "among the private rows of 'tests'" in line
 
+  @pytest.mark.slow
   def test_balanced_is_autos_alone(self, capsys, place):
     words = place("SWEEP --epsilons 8 --head lamb auto --balanced --out s")
     succeeds(capsys, *words)
@@ -156,6 +162,7 @@ def test_memory_that_is_not_there_is_refused(
   assert not ledger.path.exists()
 
 
+@pytest.mark.slow
 def test_too_few_rows_are_said_from_public_numbers(capsys, place):
   rows = np.random.default_rng(0).standard_normal((30, DIM)).astype("f4")
   write_rows(Path("few"), rows, np.arange(30) % 10, dataset="few")

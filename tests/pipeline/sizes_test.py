@@ -51,6 +51,7 @@ def test_large_sizes_train(capsys, place, n, d, num_classes, head):
   assert "match a charge" in succeeds(capsys, "verify", "head")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["lamb", "auto"])
 @pytest.mark.parametrize(
   ("n", "d", "value"), [(1, 1, 1.0), (3, 9, 1.0), (3, 9, 0.0), (3, 9, 1e-42)]

@@ -61,6 +61,7 @@ def read_back(folder, backbone, images, unit_norm):
   assert ("architecture" in config) == (not unit_norm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit_norm", [False, True])
 def test_a_network_read_back_gives_100_classes_in_100(tmp_path, unit_norm):
   backbone = load_backbone("glyph_vit", None, None, "cls", "float32")

@@ -30,6 +30,7 @@ def train_words(place, cache, line=""):
   return [*words, "--unlabeled", cache.path]
 
 
+@pytest.mark.slow
 def test_train_with_unlabeled_rows_states_them_in_receipt_and_card(
   capsys, place, public_cache
 ):
@@ -69,6 +70,7 @@ def test_receipt_that_leaves_out_the_release_that_chose_is_refused(
     read_head(Path("head"))
 
 
+@pytest.mark.slow
 def test_sweep_with_unlabeled_rows_writes_heads_that_used_them(
   capsys, place, public_cache
 ):

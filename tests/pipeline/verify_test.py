@@ -281,6 +281,7 @@ class TestRun:
     capsys.readouterr()
     return Path("s")
 
+  @pytest.mark.slow
   def test_each_head_of_a_sweep_is_verified(self, run_folder, capsys):
     status, out, _ = run_verify(capsys, run_folder)
 
@@ -288,6 +289,7 @@ class TestRun:
     assert out.startswith("ok: heads/")
     assert out.count("verified: these weights match a charge in") == 2
 
+  @pytest.mark.slow
   def test_a_head_that_was_not_released_is_named(
     self, run_folder, capsys, ledger
   ):
@@ -301,6 +303,7 @@ class TestRun:
     assert out.count("NOT VERIFIED by") == 2
     assert "has heads that are not verified" in err
 
+  @pytest.mark.slow
   def test_without_a_ledger_nothing_is_verified(
     self, run_folder, capsys, ledger
   ):
@@ -312,6 +315,7 @@ class TestRun:
     facts = json.loads(out)
     assert (facts["ok"], facts["vouched"]) == (False, None)
 
+  @pytest.mark.slow
   def test_a_damaged_head_is_an_error(self, run_folder, capsys):
     card = next(run_folder.rglob("README.md"))
     card.write_text("better")

@@ -119,6 +119,7 @@ def test_backbone_reads_the_layer_that_is_asked_for():
   assert load_backbone("glyph_vit", embedding="cls").embedding == "cls"
 
 
+@pytest.mark.slow
 def test_timm_tensors_are_the_arrays_of_the_file_without_classifier(
   vit, vit_arrays
 ):
@@ -170,12 +171,14 @@ def test_backbone_without_published_weights_asks_for_them():
     load_backbone("bit_r50x4")
 
 
+@pytest.mark.slow
 def test_vit_weights_load_as_deit(vit_file):
   """The network is the same, the preprocessing is not."""
   deit = load_backbone("deit_ti16", vit_file, preprocess=SMALL)
   assert deit.feature_dim == 192
 
 
+@pytest.mark.slow
 def test_wrn_of_a_size_that_is_not_listed_loads(wrn_file):
   wrn = load_backbone("wrn_16_1", wrn_file)
   assert wrn.feature_dim == 64
@@ -198,6 +201,7 @@ STRANGERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "tag", "message"), STRANGERS)
 def test_weights_of_another_architecture_are_refused_by_its_name(
   tmp_path, kind, tag, message

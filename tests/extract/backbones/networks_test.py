@@ -74,6 +74,7 @@ def jitted_on_images(key: str, **changes: Any) -> tuple[Any, np.ndarray]:
   return jax.jit(functools.partial(apply, params)), batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "key", ["timm/vit/24/cls", "timm/siglip/24/map", "bit_37", "nfnet_37"]
 )
@@ -228,6 +229,7 @@ def bicubic_weights(old: int, new: int) -> np.ndarray:
   return weights / weights.sum(axis=1, keepdims=True)
 
 
+@pytest.mark.slow
 @given(SIDES, SIDES)
 def test_vit_positions_are_resized_by_the_bicubic_filter_of_torch(old, new):
   rng = np.random.default_rng(0)

@@ -50,6 +50,7 @@ def vit_file(tmp_path, vit_bytes) -> str:
   return str(path)
 
 
+@pytest.mark.slow
 def test_config_beside_the_weights_says_how_images_are_prepared(
   tmp_path, vit_file
 ):
@@ -67,6 +68,7 @@ def test_config_beside_the_weights_says_how_images_are_prepared(
   assert f"as {tmp_path}/config.json says" in backbone.summary
 
 
+@pytest.mark.slow
 def test_name_says_how_images_are_prepared_where_there_is_no_config(vit_file):
   backbone = load_backbone("deit_ti16", vit_file)
   assert backbone.preprocessing.mean == DINO_MEAN
@@ -80,6 +82,7 @@ def test_config_that_timm_did_not_write_is_passed_over(tmp_path, vit_file):
   assert backbone.preprocessing_source == "the name vit_ti16"
 
 
+@pytest.mark.slow
 def test_flags_change_what_the_config_says(tmp_path, vit_file):
   (tmp_path / "config.json").write_bytes(timm_json())
   flags = PreprocessConfig(image_size=64)
@@ -91,6 +94,7 @@ def test_flags_change_what_the_config_says(tmp_path, vit_file):
   assert preprocessing.mean == DINO_MEAN
 
 
+@pytest.mark.slow
 def test_whole_preprocessing_is_taken_as_it_is(tmp_path, vit_file):
   """A head's receipt states it: no config.json changes a prediction."""
   (tmp_path / "config.json").write_bytes(timm_json())
@@ -127,6 +131,7 @@ def test_name_is_taken_where_the_hub_has_no_config(
   assert backbone.preprocessing_source == "the name vit_ti16"
 
 
+@pytest.mark.slow
 def test_dinov2_keeps_its_image_size_beside_the_config_of_its_weights(
   tmp_path,
 ):

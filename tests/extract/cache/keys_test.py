@@ -135,6 +135,7 @@ def test_images_are_known_through_another_backbone_and_units_by_number(
     assert [*shared(one, two).values()] == wanted
 
 
+@pytest.mark.slow
 def test_of_very_many_rows_all_caches_keep_the_same_sample(
   tmp_path, monkeypatch
 ):

@@ -143,6 +143,7 @@ class ForgetfulLaunches(worker._Launches):
     pass
 
 
+@pytest.mark.slow
 def test_workers_are_asked_for_numbers_alone_and_find_the_rest(
   photos, whole, tmp_path, monkeypatch
 ):
@@ -168,6 +169,7 @@ def test_workers_are_asked_for_numbers_alone_and_find_the_rest(
   assert len(graph) < 60_000
 
 
+@pytest.mark.slow
 def test_a_worker_computes_as_the_launcher_or_not_at_all(
   photos, tmp_path, monkeypatch
 ):

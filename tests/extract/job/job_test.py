@@ -80,6 +80,7 @@ def test_a_resumed_job_keeps_what_is_there(
   assert digest(out) == digest(whole)
 
 
+@pytest.mark.slow
 def test_skipped_images_count_as_nothing_and_move_no_other(tmp_path):
   """Some in the middle of a batch are broken: no other row changes a bit."""
   files = write_folder(tmp_path / "photos", 50, side=32)

@@ -134,6 +134,7 @@ print(int(re.search(r"VmHWM:\\s*(\\d+)", status)[1]) * 1024)
 """
 
 
+@pytest.mark.slow
 def test_rows_that_share_one_large_cell_are_read_in_bounded_memory(tmp_path):
   path = tmp_path / "x.parquet"
   write_dictionary_bomb(path)

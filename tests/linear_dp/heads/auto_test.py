@@ -145,6 +145,7 @@ def head_in_numpy(x, y, steps=STEPS_OF_LITTLE_NOISE, clip=0.03):
   return kernel, -mean @ kernel
 
 
+@pytest.mark.slow
 def test_auto_without_noise_is_the_head_of_numpy():
   sums = PrivateSums(None, 0.0)
   head = make_head(sums, rows_of_clusters(600), math.inf).head
@@ -205,6 +206,7 @@ def released(request):
   return case, sums.releases
 
 
+@pytest.mark.slow
 def test_releases_are_each_statistic_once_and_then_the_gradients(released):
   case, releases = released
   names = [release.name for release in releases]
@@ -262,6 +264,7 @@ def test_split_budget_shares_add_up_to_one(
   assert sum(once) + split.steps == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_units_are_counted_and_decide_whether_to_whiten():
   """60 units have too few rows for it, though 3,000 rows would be enough."""
   sums, _ = observe_head(rows_of_clusters(3000, rows_per_unit=50), 25.0)
@@ -405,6 +408,7 @@ def test_larger_epsilon_costs_the_difference_alone(new_mu_squared):
   assert float(spent) == pytest.approx(0.1 + new_mu_squared, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_rows_stay_unwhitened_where_lapack_does_not_converge(monkeypatch):
   def fail_to_converge(_):
     raise np.linalg.LinAlgError("Eigenvalues did not converge")

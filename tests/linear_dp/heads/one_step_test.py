@@ -66,6 +66,7 @@ def test_class_sums_have_the_bits_of_the_reference(n, d, num_classes):
   assert (released == exact.astype(float) / SENSITIVITY).all()
 
 
+@pytest.mark.slow
 def test_gradient_is_that_of_jax_privacy():
   """Per-example clipping of the sigmoid cross-entropy at the first step."""
   x, y = rows_of_lengths()

@@ -159,6 +159,7 @@ def mu_squared_of(releases):
   return sum(costs, Fraction(0))
 
 
+@pytest.mark.slow
 def test_train_with_unlabeled_rows_releases_one_gain_for_each_epsilon():
   heads = train_with(unlabeled_rows(), (1.0, 4.0))
   for count, trained in enumerate(heads, start=1):
@@ -214,6 +215,7 @@ def test_train_with_public_rows_of_another_kind_keeps_the_private_head():
   assert trained.head.kernel.shape == (D, K)
 
 
+@pytest.mark.slow
 def test_train_from_a_head_with_unlabeled_rows_has_the_bits_of_one_run():
   unlabeled = unlabeled_rows()
   together = train_with(unlabeled, (1.0, 4.0), source=NoiseSource(7))

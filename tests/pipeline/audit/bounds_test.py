@@ -57,6 +57,7 @@ def crowded_canaries(count, num_directions, dim, num_classes=4):
 
 # At most 5 %, of 400 audits: 2.5 % are 10, and 22 are 3.8 standard deviations
 # more. `python -m tests.pipeline.audit.simulate` makes 1,000 at each setting.
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.25, 1.0, 8.0, 20.0])
 def test_bound_of_sound_audits_is_seldom_above_the_claim(epsilon):
   rng = np.random.default_rng(1)
@@ -98,6 +99,7 @@ def test_scores_use_probes_and_not_what_canaries_add():
   assert np.abs(correlation).max() < 6 / np.sqrt(500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1.0, 4.0, 20.0])
 def test_bound_of_many_right_guesses_reaches_most_of_the_claim(epsilon):
   rng = np.random.default_rng(4)

@@ -41,6 +41,7 @@ def axes_of(rows, test=TEST) -> Any:
   return axes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_pictures_same_rows_same_bytes(name):
   pictures, charts = draw_all(RUNS[name])
@@ -50,6 +51,7 @@ def test_pictures_same_rows_same_bytes(name):
   assert (pictures, charts) == draw_all(RUNS[name])
 
 
+@pytest.mark.slow
 def test_pictures_any_number_of_heads_is_plotted():
   rows = []
   for i in range(30):

@@ -53,6 +53,7 @@ def test_a_bound_of_guesses_is_rounded_up_and_below_1(epsilon, shown):
   assert _upper_bound(1 / (1 + math.exp(-epsilon))) == f"{shown}\xa0%"
 
 
+@pytest.mark.slow
 def test_report_writes_the_page_and_prints_its_path(page, run, capsys):
   out, _ = succeeds(capsys, "report", run)
 
@@ -146,6 +147,7 @@ def test_a_class_without_test_images_says_so(page):
   assert "1 of 3 have none and do not count" in section_of(page, "accuracy")
 
 
+@pytest.mark.slow
 def test_empty_classes_are_counted_where_they_are_not_listed(tmp_path):
   names = tuple(f"class {i}" for i in range(100))
   page = write_report(
@@ -161,6 +163,7 @@ def test_empty_classes_are_counted_where_they_are_not_listed(tmp_path):
   assert "2 of 100 classes have no test images" in section_of(page, "classes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_classes", "is_shown"), [(5, False), (6, True)])
 def test_top5_is_shown_of_six_classes_or_more(tmp_path, num_classes, is_shown):
   page = write_report(
@@ -225,6 +228,7 @@ def test_a_page_of_noisy_accuracies_has_no_confusion_matrix(tmp_path):
   assert "taken for what" not in text_of(write_report(run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "words",
   [

@@ -53,6 +53,7 @@ def planned(
   )
 
 
+@pytest.mark.slow
 def test_all_kinds_of_head_with_baselines_are_shown():
   kinds = get_args(HeadName)
   assert set(kinds) == set(HEADS)
@@ -67,6 +68,7 @@ def test_a_picture_that_cannot_be_drawn_is_found(monkeypatch):
     rehearse_report(planned())
 
 
+@pytest.mark.slow
 def test_a_name_in_letters_that_the_font_lacks_is_shown():
   rehearse_report(planned(dataset="猫と犬", class_names=("猫", "犬", "鼠")))
 
