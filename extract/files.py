@@ -26,32 +26,50 @@ def open_regular(
 ) -> BinaryIO:
   """Opens a regular file for reading; the caller closes it.
 
-  InputError: it is not there, not a regular file, has more than `most_bytes` or
-  may not be read.
+  Args:
+    path: of the file.
+    most_bytes: a larger file is refused; None for any size.
+
+  Raises:
+    InputError: it is not there, not a regular file, has more than `most_bytes`
+      or may not be read.
   """
-  fault = f"{escaped(os.fspath(path))} cannot be read:"
+  shown = escaped(os.fspath(path))
   try:
-    # Else to open a FIFO waits until somebody writes to it.
+    # Without O_NONBLOCK, to open a FIFO waits until somebody writes to it.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-  except (OSError, ValueError) as e:
-    raise InputError(f"{fault} {getattr(e, 'strerror', e)}.") from e
-  found, said = os.fstat(handle), None
-  if not stat.S_ISREG(found.st_mode):
-    said = "it is not a regular file; give a file"
-  elif most_bytes is not None and found.st_size > most_bytes:
-    said = f"{found.st_size:,} bytes are more than {most_bytes:,}"
-  if said:
+  except OSError as e:
+    raise InputError(f"{shown} cannot be read: {e.strerror}.") from e
+  except ValueError as e:  # a null byte, say
+    raise InputError(f"{shown} cannot be read: {e}.") from e
+  # What was opened is looked at, not its name: that may lead elsewhere by now.
+  status = os.fstat(handle)
+  fault = None
+  if not stat.S_ISREG(status.st_mode):
+    fault = "it is not a regular file; give a file"
+  elif most_bytes is not None and status.st_size > most_bytes:
+    fault = f"{status.st_size:,} bytes are more than {most_bytes:,}"
+  if fault is not None:
     os.close(handle)
-    raise InputError(f"{fault} {said}.")
+    raise InputError(f"{shown} cannot be read: {fault}.")
   return os.fdopen(handle, "rb")
 
 
 def read_regular(
   path: str | os.PathLike, most_bytes: int = MOST_BYTES
 ) -> bytes:
-  """All bytes of a regular file of at most so many; see `open_regular`."""
+  """Reads a regular file whole.
+
+  Args:
+    path: of the file.
+    most_bytes: a larger file is refused before any of it is in memory.
+
+  Raises:
+    InputError: as of `open_regular`, or the disk fails.
+  """
   with open_regular(path, most_bytes) as file:
     try:
+      # No more than was bounded, however the file grows meanwhile.
       return file.read(os.fstat(file.fileno()).st_size)
     except OSError as e:
       shown = escaped(os.fspath(path))
@@ -68,14 +86,22 @@ def sha256(path: str | os.PathLike) -> str:
 def walk(
   folder: str, name: str = "", inside: tuple[tuple[int, int], ...] = ()
 ) -> Iterator[tuple[str, tuple[int, str]]]:
-  """Name (from `name`), bytes and version of each file below a folder.
+  """Yields the name, bytes and version of each file below a folder.
 
-  -1 bytes: no regular file, a folder that may not be read, or a link to one
-  that it is in. What is no folder has none. OSError: the folder itself may not
-  be read.
+  What is no folder has none. What is no regular file, a folder that may not be
+  read, or a link to a folder that it lies in, has -1 bytes.
+
+  Args:
+    folder: its path.
+    name: what the names begin with.
+    inside: device and inode of each folder that this one lies in.
+
+  Raises:
+    OSError: the folder itself may not be read.
   """
   try:
-    status, entries = os.stat(folder), list(os.scandir(folder))
+    status = os.stat(folder)
+    entries = list(os.scandir(folder))
   except (FileNotFoundError, NotADirectoryError):
     return
   except PermissionError:
@@ -83,7 +109,9 @@ def walk(
       raise
     yield name, (-1, "")
     return
-  if (here := (status.st_dev, status.st_ino)) in inside:
+  # A link may lead back up: to follow it would never end.
+  here = (status.st_dev, status.st_ino)
+  if here in inside:
     yield name, (-1, "")
     return
   for entry in entries:
@@ -101,25 +129,31 @@ def walk(
 def write_once(path: str | os.PathLike, data: bytes | Iterable[bytes]) -> bool:
   """Writes a file of mode 0600 unless there is one of its name.
 
-  `data` may come in parts. Returns whether it was written. RunError: the disk
-  refuses.
+  It has no name, or one that nobody looks for, until it is whole and on the
+  disk, and it never takes the place of another file.
+
+  Args:
+    path: of the file; its folder is made if it is missing, of mode 0700.
+    data: its bytes, which may come in parts.
+
+  Returns:
+    Whether it was written.
+
+  Raises:
+    RunError: the disk refuses.
   """
   final = pathlib.Path(path)
+  parts = [data] if isinstance(data, bytes) else data
   with disk_errors(final):
     final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:  # Without a name until it is whole: a kill leaves nothing behind.
-      flags, temporary = os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, None
-      handle = os.open(final.parent, flags, 0o600)
-    except (AttributeError, OSError):  # not Linux, or not this file system
-      suffix = f".{final.name}.tmp"
-      handle, temporary = tempfile.mkstemp(suffix, ".", final.parent)
+    handle, temporary = _open_unnamed(final)
     try:
       with os.fdopen(handle, "wb", closefd=False) as file:
-        file.writelines([data] if isinstance(data, bytes) else data)
+        file.writelines(parts)
         file.flush()
         os.fsync(handle)
-      # Unlike a rename it fails where the name is taken. (With a src_dir_fd,
-      # which is not used, Python does follow the link of /proc.)
+      # A link fails where the name is taken, which a rename does not. (With a
+      # src_dir_fd, which is not used, Python does follow the link of /proc.)
       source = temporary or f"/proc/self/fd/{handle}"
       os.link(source, final, src_dir_fd=handle, follow_symlinks=True)
     except FileExistsError:
@@ -130,6 +164,19 @@ def write_once(path: str | os.PathLike, data: bytes | Iterable[bytes]) -> bool:
         os.unlink(temporary)
     sync(final.parent)
   return True
+
+
+def _open_unnamed(final: pathlib.Path) -> tuple[int, str | None]:
+  """Opens a new file beside `final`: its handle, and its name if it needs one.
+
+  A file without a name is gone when its process ends: a kill leaves nothing
+  behind. Linux has such files, on most file systems.
+  """
+  if hasattr(os, "O_TMPFILE"):
+    flags = os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC
+    with contextlib.suppress(OSError):  # a file system without them
+      return os.open(final.parent, flags, 0o600), None
+  return tempfile.mkstemp(f".{final.name}.tmp", ".", final.parent)
 
 
 def sync(path: str | os.PathLike) -> None:
