@@ -71,7 +71,7 @@ def in_copies(tmp_path, monkeypatch, made):
   return copies
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.* so K = 4 is taken from the labels")
 def test_bad_inputs_are_one_line_or_change_nothing(made, in_copies):
   usual = {}

@@ -24,7 +24,7 @@ from tests.faults.harness import KILLS, everything_in
 from tests.pipeline.command_line import start
 from tests.sample_caches import write_clusters
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 COST = Fraction(writers.COST)
 COMMANDS = {

@@ -86,21 +86,21 @@ def two_hosts(hosts):
   return [stdout.splitlines()[:-1] for _, stdout, _ in found]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hosts_release_the_same_bits_as_one(two_hosts):
   """Of rows and of units, noise and all, on both."""
   for sums, *_ in two_hosts:
     check_sums(sums, host_worker.FEW)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_host_may_have_no_rows(two_hosts):
   data = data_of(*hostile_rows(np.random.default_rng(0), n=9))
   expected = [STATISTICS[n].exact(data).tolist() for n in host_worker.FEW]
   assert [json.loads(empty) for _, empty, *_ in two_hosts] == [expected] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_error_of_one_host_is_raised_on_all_and_they_go_on(two_hosts):
   kinds = "InputError", "RunError"
   errors = [f"{kind} host 1: a shard is damaged" for kind in kinds]
@@ -113,7 +113,7 @@ def test_an_error_of_one_host_is_raised_on_all_and_they_go_on(two_hosts):
   assert [printed for _, _, *printed in two_hosts] == [[*errors, other]] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("count", "what"), [(1, "few"), (4, "sums")], ids=["one", "four"]
 )
@@ -131,7 +131,7 @@ def test_slurm_tells_each_host_its_place(hosts, count, what):
   check_sums(sums, host_worker.FEW if what == "few" else STATISTICS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_lost_host_is_one_line_on_the_others(hosts):
   """Of three one is killed, or frozen; of two the first fails."""
   kinds = {"killed": 3, "frozen": 3, "failed": 2}
@@ -146,7 +146,7 @@ def test_a_lost_host_is_one_line_on_the_others(hosts):
       assert LOST.fullmatch(stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hosts_that_do_not_meet_print_one_line_with_the_address(hosts):
   place = "1/2@127.0.0.1:{2}"
   ((status, stdout, stderr),) = said(

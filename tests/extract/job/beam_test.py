@@ -56,7 +56,7 @@ def whole(photos, tmp_path_factory) -> dict[str, str]:
   return digest(out)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
   "flags",
   [[], THREADS, PORTABLE, PROCESSES],
@@ -143,7 +143,7 @@ class ForgetfulLaunches(worker._Launches):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_are_asked_for_numbers_alone_and_find_the_rest(
   photos, whole, tmp_path, monkeypatch
 ):
@@ -169,7 +169,7 @@ def test_workers_are_asked_for_numbers_alone_and_find_the_rest(
   assert len(graph) < 60_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_computes_as_the_launcher_or_not_at_all(
   photos, tmp_path, monkeypatch
 ):
@@ -194,7 +194,7 @@ def test_a_worker_computes_as_the_launcher_or_not_at_all(
     run_extraction(job_of(photos), str(tmp_path / "cache"), THREADS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stall_stops_the_workers_and_says_so(
   photos, whole, tmp_path, monkeypatch
 ):
@@ -222,7 +222,7 @@ def test_a_stall_stops_the_workers_and_says_so(
   assert digest(out) == whole
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_cannot_be_stopped_is_said(photos, tmp_path, monkeypatch):
   """A runner whose job goes on, whatever it is told."""
   monkeypatch.setattr(on_beam, "DRAIN_SECONDS", 0.1)
@@ -277,7 +277,7 @@ STOPS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", STOPS)
 def test_a_stopped_command_goes_on(many, tmp_path, how):
   flags, stop, status, said = STOPS[how]

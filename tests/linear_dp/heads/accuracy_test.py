@@ -99,8 +99,8 @@ def mean_accuracies(folder, case, *, balanced=False):
   return 100 * np.mean(top1, axis=0), 100 * np.mean(balanced_accuracy, axis=0)
 
 
-def slow(*case: Any, **more: Any):
-  return pytest.param(AccuracyCase(*case, **more), marks=pytest.mark.slow)
+def long(*case: Any, **more: Any):
+  return pytest.param(AccuracyCase(*case, **more), marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def slow(*case: Any, **more: Any):
     AccuracyCase("eurosat", "lamb", (0.25, 8.0), 2, (75.0, 75.0)),
     # Few rows.
     AccuracyCase("eurosat", "auto", (1.0,), 1, (57.0,), first_rows(500)),
-    slow("eurosat", "auto", (1.0,), 4, (61.0,), first_rows(500)),
-    slow("cifar10", "auto", (0.25,), 4, (70.0,), first_rows(2000)),
+    long("eurosat", "auto", (1.0,), 4, (61.0,), first_rows(500)),
+    long("cifar10", "auto", (0.25,), 4, (70.0,), first_rows(2000)),
     # Nested and alone.
-    slow("cifar10", "auto", (0.25, 1.0, 8.0), 2, (91.0, 92.1, 92.6)),
+    long("cifar10", "auto", (0.25, 1.0, 8.0), 2, (91.0, 92.1, 92.6)),
     # Nested heads of few rows are as good as heads made alone. When a larger ε
     # went on from whole weights, they were at 86.1, 87.7, 89.2 and 61.6, 77.6,
     # 84.3.
-    slow(
+    long(
       "cifar10",
       "auto",
       (0.25, 0.5, 1.0, 2.0, 8.0),
@@ -127,7 +127,7 @@ def slow(*case: Any, **more: Any):
       (70.6, 84.3, 87.1, 88.7, 90.0),
       first_rows(2000),
     ),
-    slow(
+    long(
       "cifar10",
       "auto",
       (0.25, 0.5, 1.0, 2.0, 8.0),
@@ -135,11 +135,11 @@ def slow(*case: Any, **more: Any):
       (22.8, 42.3, 65.6, 81.8, 87.5),
       first_rows(500),
     ),
-    slow("eurosat", "auto", (0.5, 1.0, 8.0), 2, (92.4, 93.6, 95.0)),
-    slow("eurosat", "auto", (1.0,), 2, (93.6,)),
+    long("eurosat", "auto", (0.5, 1.0, 8.0), 2, (92.4, 93.6, 95.0)),
+    long("eurosat", "auto", (1.0,), 2, (93.6,)),
     # 720 and 700 users of 30 mixed rows. When only their weights bounded what
     # they add, they were at 50.3 to 85.2 and 48.1 to 82.5.
-    slow(
+    long(
       "cifar10",
       "auto",
       (0.25, 0.5, 1.0, 2.0, 8.0),
@@ -148,7 +148,7 @@ def slow(*case: Any, **more: Any):
       first_rows(21_600),
       users=True,
     ),
-    slow(
+    long(
       "eurosat",
       "auto",
       (0.25, 0.5, 1.0, 2.0, 8.0),
@@ -187,7 +187,7 @@ def test_head_on_real_features_reaches_its_top1(shared_data, case):
   assert (top1 >= case.bars).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("balanced", "bar"), [(False, 56.0), (True, 67.0)])
 def test_head_on_a_long_tail_reaches_its_balanced_accuracy(
   shared_data, balanced, bar

@@ -26,7 +26,7 @@ from oneshot_dp.pipeline.audit.runs import (
 )
 from oneshot_dp.pipeline.runs.evaluation import data_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 DELTA = 1e-5
 TRUE_NOISE = private_sums.rounded_gaussian

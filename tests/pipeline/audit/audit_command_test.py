@@ -14,7 +14,7 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline.command_line import fails, succeeds
 from tests.sample_caches import write_clusters
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 DELTA = 1e-5
 CLAIM = ("audit", "--epsilon", 4, "--delta", DELTA)
