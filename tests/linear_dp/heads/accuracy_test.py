@@ -159,7 +159,7 @@ def long(*case: Any, **more: Any):
     ),
     # Few private rows and 5,000 or 2,700 public unlabeled ones. Without these,
     # they are at 42, 65 and 72, and 61.
-    slow(
+    long(
       "cifar10",
       "auto",
       (0.5, 1.0),
@@ -168,7 +168,7 @@ def long(*case: Any, **more: Any):
       first_rows(500),
       unlabeled=True,
     ),
-    slow(
+    long(
       "cifar10",
       "auto",
       (0.25,),
@@ -177,7 +177,7 @@ def long(*case: Any, **more: Any):
       first_rows(2000),
       unlabeled=True,
     ),
-    slow(
+    long(
       "eurosat", "auto", (1.0,), 3, (77.5,), first_rows(500), unlabeled=True
     ),
   ],
