@@ -88,8 +88,10 @@ def walk(
 ) -> Iterator[tuple[str, tuple[int, str]]]:
   """Yields the name, bytes and version of each file below a folder.
 
-  What is no folder has none. What is no regular file, a folder that may not be
-  read, or a link to a folder that it lies in, has -1 bytes.
+  They come in the order of their names by code point; those of one folder at a
+  time are in memory. What is no folder has none. What is no regular file, a
+  folder that may not be read, or a link to a folder that it lies in, has -1
+  bytes.
 
   Args:
     folder: its path.
@@ -114,16 +116,24 @@ def walk(
   if here in inside:
     yield name, (-1, "")
     return
+  # What is in a folder sorts by a name that goes on with a slash.
+  entries.sort(key=_sort_key)
   for entry in entries:
     inner = f"{name}/{entry.name}" if name else entry.name
     if entry.is_dir():
       yield from walk(entry.path, inner, (*inside, here))
     elif entry.is_file():
-      with contextlib.suppress(FileNotFoundError):  # it has just gone
+      try:
         status = entry.stat()
-        yield inner, (status.st_size, str(status.st_mtime_ns))
+      except FileNotFoundError:  # it has just gone
+        continue
+      yield inner, (status.st_size, str(status.st_mtime_ns))
     else:
       yield inner, (-1, "")
+
+
+def _sort_key(entry: os.DirEntry[str]) -> str:
+  return f"{entry.name}/" if entry.is_dir() else entry.name
 
 
 def write_once(path: str | os.PathLike, data: bytes | Iterable[bytes]) -> bool:

@@ -4,7 +4,7 @@ import importlib.util
 import io
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
@@ -22,6 +22,7 @@ It is one PUT whatever its size: parts cannot be put on the condition that the
 name is free, which is what keeps two workers from writing over each other. A
 shard is far below the 5 GiB that a PUT may have."""
 _MAX_REASON_CHARACTERS = 300
+_LISTED_AT_ONCE = 1000
 PERMISSIONS = {
   "read": {"s3": "s3:GetObject", "gs": "storage.objects.get"},
   "list": {"s3": "s3:ListBucket", "gs": "storage.objects.list"},
@@ -87,6 +88,46 @@ def _boto3_credentials() -> Any:
   from obstore.auth.boto3 import Boto3CredentialProvider
 
   return Boto3CredentialProvider()
+
+
+def version_of(metadata: Any) -> str:
+  """An entity tag without its quotes, which some stores leave out."""
+  version = metadata.get("e_tag") or metadata["last_modified"]
+  return str(version).removeprefix("W/").strip('"')
+
+
+class Listing:
+  """The objects of a folder, a thousand at a time.
+
+  A call that failed may be tried again: it goes on after the last name that
+  came.
+  """
+
+  def __init__(self):
+    self._stream: Iterator[Any] | None = None
+    self._last: str | None = None
+    self._in_order = True
+
+  def next_entries(self, client: Any) -> list[Any]:
+    """What obstore says of the next objects; an empty list at the end."""
+    if self._stream is None:
+      if not self._in_order:
+        raise InputError(
+          "a listing whose names come in no order was cut short, and cannot go"
+          " on; run the same command again."
+        )
+      stream = client.list(offset=self._last, chunk_size=_LISTED_AT_ONCE)
+      self._stream = iter(stream)
+    try:
+      entries = list(next(self._stream, ()))
+    except Exception:
+      self._stream = None
+      raise
+    for entry in entries:
+      if self._last is not None and entry["path"] <= self._last:
+        self._in_order = False
+      self._last = entry["path"]
+    return entries
 
 
 class RangeReader(io.RawIOBase):

@@ -3,7 +3,8 @@
 obstore speaks to the stores, and tries again what was answered with 429 or 5xx.
 Answers that were cut and connections that were reset are tried again here. The
 disk is the operating system's: obstore would neither wait until data is on it,
-nor keep files to their owner, nor refuse a FIFO. No name is ever written twice.
+nor keep files to their owner, nor refuse a FIFO. No name is ever written twice,
+but by `overwrite`, for tables and pages that people ask for again.
 """
 
 import contextlib
@@ -20,11 +21,13 @@ from typing import Any, BinaryIO, TypeVar
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.extract import files
 from oneshot_dp.extract.object_store import (
+  Listing,
   RangeReader,
   Remote,
   UnreachableError,
   no_bucket_error,
   store_error,
+  version_of,
 )
 
 _T = TypeVar("_T")
@@ -101,40 +104,35 @@ def _remote(scheme: str, bucket: str, folder: str) -> Store:
 
 
 def list_files(store: Store) -> dict[str, tuple[int, str]]:
-  """Lists all files of a store, those in folders of it as well.
+  """Lists all files of a store, in folders as well; none where there is none.
 
-  Args:
-    store: the folder; on a disk it may not exist.
-
-  Returns:
-    By name, sorted: bytes, and a version that tells the file from a later one
-    of the same name. On a disk, what cannot be read has -1 bytes (see
-    `files.walk`).
+  Returns by name, sorted: bytes, and a version that tells the file from a later
+  one of the same name. On a disk, what cannot be read has -1 bytes (see
+  `files.walk`).
   """
+  return dict(sorted(iterate_files(store)))
 
-  def list_disk(_: Any) -> dict[str, tuple[int, str]]:
-    return dict(sorted(files.walk(store.place)))
 
-  def list_remote(client: Any) -> dict[str, tuple[int, str]]:
-    entries = sorted(client.list().collect(), key=lambda entry: entry["path"])
-    return {e["path"]: (e["size"], _version(e)) for e in entries}
-
+def iterate_files(store: Store) -> Iterator[tuple[str, tuple[int, str]]]:
+  """The same as they come: sorted, but of S3's directory buckets."""
   if store.remote is None:
-    return _call(store, "", "list", list_disk)
-  return _call(store, "", "list", list_remote)
-
-
-def _version(metadata: Any) -> str:
-  """An entity tag without its quotes, which some stores leave out."""
-  version = metadata.get("e_tag") or metadata["last_modified"]
-  return str(version).removeprefix("W/").strip('"')
+    with _errors(store, "", "list"):
+      yield from files.walk(store.place)
+    return
+  listing = Listing()
+  while True:
+    entries = _call(store, "", "list", listing.next_entries)
+    if not entries:
+      return
+    for entry in entries:
+      yield entry["path"], (entry["size"], version_of(entry))
 
 
 def state(store: Store, name: str) -> tuple[int, str]:
   """Bytes and version of one file; FileNotFoundError: it does not exist."""
   if store.remote is not None:
     metadata = _call(store, name, "read", lambda client: client.head(name))
-    return metadata["size"], _version(metadata)
+    return metadata["size"], version_of(metadata)
   with _open_local(store, name) as file:
     status = os.fstat(file.fileno())
   return status.st_size, str(status.st_mtime_ns)
@@ -211,7 +209,7 @@ def read_range(
 
   def get(client: Any) -> tuple[bytes, str]:
     answer = client.get(name, options={"range": (start, start + size)})
-    return answer.bytes().to_bytes(), _version(answer.meta)
+    return answer.bytes().to_bytes(), version_of(answer.meta)
 
   if store.remote is not None:
     return _call(store, name, "read", get)
@@ -253,12 +251,20 @@ def write_if_absent(store: Store, name: str, data: bytes) -> bytes:
   return existing
 
 
-def _put(store: Store, remote: Remote, name: str, data: bytes) -> bool:
-  """Puts an object unless its name is taken; returns whether it did."""
-  writer = remote.writer(len(data))
+def overwrite(store: Store, name: str, data: bytes) -> None:
+  """Writes an object whole, in place of one that may be there."""
+  if store.remote is not None:
+    _put(store, store.remote, name, data, "overwrite")
+
+
+def _put(
+  store: Store, remote: Remote, name: str, data: bytes, mode: Any = "create"
+) -> bool:
+  """Puts an object; returns whether it did, as its name may be taken."""
 
   def put(_: Any) -> None:
-    writer.put(name, data, mode="create", use_multipart=False)
+    writer = remote.writer(len(data))
+    writer.put(name, data, mode=mode, use_multipart=False)
 
   try:
     _call(store, name, "write", put)
@@ -283,11 +289,7 @@ def remove(store: Store, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
-  """A file by its path on this disk, for libraries that want one.
-
-  Args:
-    store: the folder.
-    name: the file.
+  """A file of a store by a path on this disk, for libraries that want one.
 
   Yields:
     The path, and the open file. A copy from an object store has no name of its

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import io
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import MAX_PIXELS, ComputeDtype
+from oneshot_dp.extract import places
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import sha256_of
 from oneshot_dp.extract.cache.read import FeatureCache
-from oneshot_dp.extract.files import disk_errors, write_once
 from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.extract.job.shard import embed_images
 from oneshot_dp.extract.known_weights import remembered_location
@@ -265,16 +264,12 @@ def write_table(out: Path, table: str, *, overwrite: bool = False) -> None:
   # Both ways the table appears whole: a new one by a step that can only create,
   # an old one is replaced by a rename.
   if not overwrite:
-    if not write_once(out, content):
+    if not places.write_new(out, content):
       raise InputError(
         f"--out {out} exists already; name a new file, or give --overwrite."
       )
     return
-  unfinished = out.with_name(f".{out.name}.new")
-  with disk_errors(out):
-    unfinished.unlink(missing_ok=True)  # of a command that was killed
-    write_once(unfinished, content)
-    os.replace(unfinished, out)
+  places.replace(out, content)
 
 
 def cell(name: str) -> str:

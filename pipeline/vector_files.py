@@ -17,8 +17,8 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import PublicStart
+from oneshot_dp.extract import places
 from oneshot_dp.extract.cache.format import CacheInfo
-from oneshot_dp.extract.files import read_regular
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,
@@ -124,7 +124,7 @@ def read_start(path: Path, info: CacheInfo) -> PublicStart:
   """
   # The digest goes into the receipt: it says which public vectors were assumed
   # to be no function of the private rows.
-  content = read_regular(path)
+  content = places.read(path)
   names = info.class_names
   vectors = open_vector_file(listed_files.file_at(str(path)))
   # By name and not by order: vectors in another order of classes would make a

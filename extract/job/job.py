@@ -11,7 +11,6 @@ run again, workers may try a shard twice, and two jobs at once share the work.
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import sys
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.shard_file import CacheJob
 from oneshot_dp.extract.cache.write import finalize, start_or_resume
 from oneshot_dp.extract.images import DecodeError, decode_image
+from oneshot_dp.extract.job.listing import listing_digest
 from oneshot_dp.extract.job.shard import (
   BROKEN_IMAGE_ADVICE,
   VIEW_MIN_AREA,
@@ -37,7 +37,7 @@ from oneshot_dp.extract.job.shard import (
   load_embedder,
   shard_order,
 )
-from oneshot_dp.extract.sources.open_source import open_source, serialize_source
+from oneshot_dp.extract.sources.open_source import open_source
 from oneshot_dp.extract.sources.source import Source
 from oneshot_dp.extract.threads import prefetch_map
 
@@ -85,9 +85,7 @@ def run_extraction(
   embedder = load_embedder(config)
   print(embedder.backbone.summary, file=sys.stderr)
   info = cache_info(config, source, embedder.backbone)
-  listing = serialize_source(source)
-  identity = hashlib.sha256(listing).hexdigest()
-  cache_job = CacheJob(info=info, extra_identity=identity)
+  cache_job = CacheJob(info=info, extra_identity=listing_digest(source))
   if not start_or_resume(out, cache_job):
     return open_cache(out)
   job = Job(out, config, cache_job, source, embedder)

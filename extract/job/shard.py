@@ -293,6 +293,8 @@ class Job(NamedTuple):
     cache: what identifies the job in the directory.
     source: the images.
     embedder: the backbone on this process's devices.
+    read_part: reads the part of the source that is of a shard, in a process
+      where `source` has no example; None where it has them all.
   """
 
   out: str
@@ -300,6 +302,7 @@ class Job(NamedTuple):
   cache: CacheJob
   source: Source
   embedder: Embedder
+  read_part: Callable[[int], Source] | None = None
 
 
 def load_embedder(config: ExtractConfig) -> Embedder:
@@ -364,10 +367,13 @@ def extract_shard(
   existing = load_existing_shard(job.out, job.cache, info.shard_name(index))
   if existing is not None:
     return existing
+  source = job.source
+  if job.read_part is not None:
+    source = job.read_part(index)
   parts = []
   indices = info.shard_range(index)
   batches = embed(
-    job.source,
+    source,
     indices,
     job.embedder,
     job.config.views,

@@ -5,7 +5,8 @@ of shards alone. All else passes through files in the directory of the cache,
 named after the launch (a random name: the same job may be launched again while
 workers of an earlier launch still run):
 
-    job.launch.RUN   the config and the listing of the source, for workers
+    job.listing.RUN.00000 …   the listing of the source, in pieces (listing.py)
+    job.launch.RUN   the config, and where the listing of each shard is
     job.stop.RUN     written by the launcher: workers end within a batch
     job.shards.RUN   descriptions of all shards, for the launcher
 
@@ -30,16 +31,21 @@ from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import Shard
 from oneshot_dp.extract.cache.shard_file import CacheJob
+from oneshot_dp.extract.job.listing import (
+  Section,
+  decode_header,
+  decode_section,
+  encode_header,
+  put_pieces,
+  sections_of,
+)
 from oneshot_dp.extract.job.shard import (
   Job,
   compute_environment,
   extract_shard,
   load_embedder,
 )
-from oneshot_dp.extract.sources.open_source import (
-  deserialize_source,
-  serialize_source,
-)
+from oneshot_dp.extract.sources.source import Source
 
 _MAX_FILE_BYTES = 1 << 40
 _LOOK_SECONDS = 2.0
@@ -119,10 +125,21 @@ def launch(job: Job) -> str:
   # Workers on other devices must not choose another dtype than the launcher.
   compute_dtype = job.embedder.backbone.compute_dtype
   config = dataclasses.replace(job.config, compute_dtype=compute_dtype)
-  content = (config, job.cache, msgspec.Raw(serialize_source(job.source)))
+
+  def put_piece(number: int, piece: bytes) -> None:
+    put(job.out, _piece_name(run, number), piece)
+
+  pieces = put_pieces(job.source, job.cache.info, put_piece)
+  header = msgspec.Raw(encode_header(job.source))
+  # The last file: whoever finds it finds all pieces.
+  content = (config, job.cache, header, pieces)
   put(job.out, f"launch.{run}", msgspec.json.encode(content))
   _launches.put(run, job)  # for workers that are threads of this process
   return run
+
+
+def _piece_name(run: str, number: int) -> str:
+  return f"listing.{run}.{number:05}"
 
 
 def read_descriptions(out: str, run: str) -> list[Shard]:
@@ -199,8 +216,8 @@ def load_job(out: str, run: str) -> Job:
       f"{storage.store_at(out).display_path()}: the job's files do not exist"
       " here; every worker must see the directory under this name."
     )
-  content = tuple[ExtractConfig, CacheJob, msgspec.Raw]
-  config, cache, listing = msgspec.json.decode(data, type=content)
+  content = tuple[ExtractConfig, CacheJob, msgspec.Raw, list[list[int]]]
+  config, cache, header, pieces = msgspec.json.decode(data, type=content)
   embedder = load_embedder(config)
   backbone = embedder.backbone
   expected = {**cache.info.backbone, **cache.info.computed_by}
@@ -212,8 +229,33 @@ def load_job(out: str, run: str) -> Job:
         f" {expected.get(name)} where the job began: give all the same files"
         " and libraries."
       )
-  source = deserialize_source(bytes(listing))
-  return Job(out, config, cache, source, embedder)
+  source = decode_header(bytes(header))
+  job = Job(out, config, cache, source, embedder)
+  if not source.IS_LISTED:
+    return job
+  sections = sections_of(pieces)
+
+  def read_part(index: int) -> Source:
+    first_index = cache.info.shard_range(index).start
+    return decode_section(
+      source, _read_section(out, run, sections[index]), first_index
+    )
+
+  return job._replace(read_part=read_part)
+
+
+def _read_section(out: str, run: str, section: Section) -> bytes:
+  """What is listed of a shard; RunError: it is not there any more."""
+  store = storage.store_at(out)
+  name = f"job.{_piece_name(run, section.piece)}"
+  with contextlib.suppress(FileNotFoundError):
+    data, _ = storage.read_range(store, name, section.start, section.size)
+    if len(data) == section.size:
+      return data
+  raise RunError(
+    f"{store.display_path(name)} was removed, or is cut short; run the same"
+    " command again."
+  )
 
 
 def put(out: str, name: str, data: bytes) -> None:

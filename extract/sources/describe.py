@@ -17,6 +17,7 @@ from oneshot_dp.configs.extract_config import (
   SourceConfig,
 )
 from oneshot_dp.extract.cache.format import image_key
+from oneshot_dp.extract.file_table import make_table
 from oneshot_dp.extract.image_files import DecodeError
 from oneshot_dp.extract.images import decoded
 from oneshot_dp.extract.images_report import ImagesReport
@@ -100,13 +101,15 @@ def _describe_folder(
   images = [file for file in files if is_image(file.path)]
   others = [file.path for file in files if not is_image(file.path)]
   report.passed_over += others
-  splits = [f for f in listed_files.folders_in(root, files) if is_split(f)]
+  splits = [
+    f for f in listed_files.folders_in(root, make_table(files)) if is_split(f)
+  ]
   # CLASS/FILE, or SPLIT/CLASS/FILE where there are splits.
   depth = 2 if splits else 1
   strays = {file for file in images if file.path.count("/") < depth}
   for stray in sorted(strays):
     report.faults.append(f"{stray.path!r}: in no class folder")
-  sound = [file for file in files if file not in strays]
+  sound = make_table(file for file in files if file not in strays)
   labeled: list[Source] = []
   for split in splits or [None]:
     asked = dataclasses.replace(config, split=split)

@@ -9,24 +9,24 @@ that of `find * | LC_ALL=C sort` on every machine.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from jaxtyping import Bool, Int32
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE, SourceConfig
+from oneshot_dp.extract.file_table import FileTable
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.formats import is_image
 from oneshot_dp.extract.sources.labels import class_names
-from oneshot_dp.extract.sources.listed_files import File, format_names
+from oneshot_dp.extract.sources.listed_files import format_names
 from oneshot_dp.extract.sources.location import is_split
 from oneshot_dp.extract.sources.source import Source
 from oneshot_dp.extract.sources.units import units_of_files
 
 
-def open_folder(
-  config: SourceConfig, root: str, files: Sequence[File]
-) -> Source:
+def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
   """A folder of a folder of images for each class, as a source.
 
   Args:
@@ -43,49 +43,61 @@ def open_folder(
   if split in folders:
     root = os.path.join(root, split)
     prefix = f"{split}/"
-    files = _files_below(prefix, files)
+    files = files.below(prefix)
     folders = listed_files.folders_in(root, files)
   listed_files.refuse_broken(root, files)
-  images = [file for file in files if is_image(file.path)]
+  images = files.select(_are_images(files))
   _refuse_strays(root, images)
-  class_of = [file.path.partition("/")[0] for file in images]
-  names = _class_names(config, root, folders, class_of)
+  with_images, folder_numbers = _folders_of(images)
+  names = _class_names(config, root, folders, with_images)
   unit = EXAMPLE
   unit_ids = None
   if config.units is not None:
-    paths = [prefix + file.path for file in images]
-    others = [prefix + file.path for file in files if not is_image(file.path)]
+    paths = [prefix + path for path in images.paths()]
+    others = [
+      prefix + path for path in files.select(~_are_images(files)).paths()
+    ]
     unit, numbers = units_of_files(config.units, paths, others, prefix)
     unit_ids = np.array(numbers, np.int64)
   label_of = {name: label for label, name in enumerate(names)}
-  locations = np.zeros((len(images), 3), np.int64)
-  locations[:, 0] = np.arange(len(images))
-  locations[:, 2] = [file.size for file in images]
+  labels = np.array([label_of[folder] for folder in with_images], np.int32)
   return Source(
     name=config.name or name,
     split=split,
     class_names=names,
     unit=unit,
-    labels=np.array([label_of[folder] for folder in class_of], np.int32),
+    labels=labels[folder_numbers],
     unit_ids=unit_ids,
     root=root,
-    files=tuple(images),
-    columns=("",) * len(images),
-    locations=locations,
+    files=images,
+    columns=(),
+    locations=None,
   )
 
 
-def _files_below(prefix: str, files: Sequence[File]) -> list[File]:
-  """The files in a folder, by their paths relative to it."""
-  return [
-    file._replace(path=file.path.removeprefix(prefix))
-    for file in files
-    if file.path.startswith(prefix)
-  ]
+def _are_images(files: FileTable) -> Bool[np.ndarray, " n"]:
+  named = (is_image(path) for path in files.paths())
+  return np.fromiter(named, bool, len(files))
 
 
-def _refuse_strays(root: str, images: Sequence[File]) -> None:
-  strays = [file.path for file in images if "/" not in file.path]
+def _folders_of(images: FileTable) -> tuple[list[str], Int32[np.ndarray, " n"]]:
+  """The class folders that have images, and of each image its folder's number.
+
+  A number for each image takes four bytes, and a name fifty.
+  """
+  number_of: dict[str, int] = {}
+
+  def numbers() -> Iterator[int]:
+    for path in images.paths():
+      folder = path.partition("/")[0]
+      yield number_of.setdefault(folder, len(number_of))
+
+  folder_numbers = np.fromiter(numbers(), np.int32, len(images))
+  return list(number_of), folder_numbers
+
+
+def _refuse_strays(root: str, images: FileTable) -> None:
+  strays = [path for path in images.paths() if "/" not in path]
   if strays:
     raise InputError(
       f"{root!r} has images outside any class folder: {format_names(strays)};"
@@ -123,7 +135,7 @@ def _class_names(
   config: SourceConfig,
   root: str,
   folders: Sequence[str],
-  class_of: Sequence[str],
+  with_images: Sequence[str],
 ) -> tuple[str, ...]:
   """The sorted names of the class folders, or those that a flag states.
 
@@ -131,14 +143,13 @@ def _class_names(
     config: has the flags.
     root: the folder of the class folders, for messages.
     folders: all of them.
-    class_of: the folder of each image.
+    with_images: those that have images.
   """
-  with_images = set(class_of)
   stated = config.class_names
   if not with_images:
     raise InputError(f"{root!r} must have a folder of images for each class.")
   if not stated:
-    empty = sorted(set(folders) - with_images)
+    empty = sorted(set(folders) - set(with_images))
     if empty:
       raise InputError(
         f"{root!r} has classes without an image: {format_names(empty)}; remove"

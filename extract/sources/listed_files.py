@@ -11,30 +11,16 @@ import contextlib
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.extract import storage
+from oneshot_dp.extract.file_table import File, FileTable, make_table
 from oneshot_dp.extract.sources.limits import MAX_IMAGE_BYTES
 from oneshot_dp.extract.storage import Store
 
 _IGNORED_NAMES = frozenset(("__MACOSX", "@eaDir", "lost+found"))
 _MOST_NAMES = 20
-
-
-class File(NamedTuple):
-  """A file as it was listed.
-
-  Attributes:
-    path: a path or URL; of `files_in`, relative to the folder.
-    size: in bytes, or -1 where it is not a file that can be read.
-    version: CRC-32 of what tells it from a later file of the same size: its
-      time of modification on a disk, its entity tag in a store.
-  """
-
-  path: str
-  size: int
-  version: int
 
 
 def is_ignored(path: str) -> bool:
@@ -45,25 +31,27 @@ def is_ignored(path: str) -> bool:
   return False
 
 
-def files_in(folder: str) -> list[File]:
+def files_in(folder: str) -> FileTable:
   """All files of a folder at any depth, sorted by their relative paths.
 
-  Returns an empty list where `folder` is a file or does not exist.
+  There are none where `folder` is a file or does not exist.
   """
-  listing = storage.list_files(storage.store_at(folder))
-  return [
-    _file(path, size, version)
-    for path, (size, version) in listing.items()
-    if not is_ignored(path)
-  ]
+  return make_table(_listed(folder))
 
 
-def folders_in(folder: str, files: Sequence[File]) -> list[str]:
+def _listed(folder: str) -> Iterator[File]:
+  listing = storage.iterate_files(storage.store_at(folder))
+  for path, (size, version) in listing:
+    if not is_ignored(path):
+      yield _file(path, size, version)
+
+
+def folders_in(folder: str, files: FileTable) -> list[str]:
   """Sorted names of the folders directly in a folder, empty ones included.
 
   (A store has no empty folders.)
   """
-  names = {file.path.partition("/")[0] for file in files if "/" in file.path}
+  names = {path.partition("/")[0] for path in files.paths() if "/" in path}
   if not storage.is_url(folder):
     for entry in os.scandir(folder):
       if entry.is_dir() and not is_ignored(entry.name):
@@ -76,9 +64,9 @@ def join_folder(folder: str, file: File) -> File:
   return file._replace(path=os.path.join(folder, file.path))
 
 
-def refuse_broken(folder: str, files: Sequence[File]) -> None:
+def refuse_broken(folder: str, files: FileTable) -> None:
   """Raises InputError that names what was listed but cannot be read."""
-  broken = [file.path for file in files if file.size < 0]
+  broken = list(files.select(files.sizes < 0).paths())
   if broken:
     raise InputError(
       f"{folder!r} has links that lead nowhere or back into themselves, or what"

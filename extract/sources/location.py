@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract import storage
+from oneshot_dp.extract.places import normalize
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.labels import resolve_choice
 from oneshot_dp.extract.sources.listed_files import File, format_names
@@ -55,7 +56,7 @@ def expand_location(location: Sequence[str]) -> list[str]:
   paths: list[str] = []
   for word in location:
     expanded: list[str] = []
-    for path in expand_braces(os.path.expanduser(word)):
+    for path in expand_braces(os.path.expanduser(normalize(word))):
       expanded += expand_glob(path)
     if not expanded:
       raise InputError(f"{word!r} does not exist: give a file, folder or URL.")

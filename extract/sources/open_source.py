@@ -1,14 +1,10 @@
 """Opens a source: the location says of what kind it is."""
 
-import base64
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, escaped
@@ -19,6 +15,7 @@ from oneshot_dp.configs.extract_config import (
   SourceConfig,
   check_unit_name,
 )
+from oneshot_dp.extract.file_table import FileTable
 from oneshot_dp.extract.image_files import IMAGE_SUFFIXES
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_format import FileRows
@@ -77,19 +74,17 @@ def open_source(config: SourceConfig) -> Source:
   paths = expand_location(config.location)
   if len(paths) == 1:
     files = listed_files.files_in(paths[0])
-    if any(is_image(file.path) for file in files):
+    if any(is_image(path) for path in files.paths()):
       return _open_images(config, paths[0], files)
   return _open_tables(config, paths)
 
 
-def _open_images(
-  config: SourceConfig, root: str, files: Sequence[File]
-) -> Source:
+def _open_images(config: SourceConfig, root: str, files: FileTable) -> Source:
   if config.image or config.label:
     raise InputError("--image and --label are for tables, not for folders.")
   source = open_folder(config, root, files)
   _report_passed_over(
-    root, [file.path for file in files if not is_image(file.path)]
+    root, [path for path in files.paths() if not is_image(path)]
   )
   return source
 
@@ -250,34 +245,3 @@ def images_of(files: Sequence[File], image: str | None = None) -> Source:
     columns=tuple(rows.column for rows in all_rows),
     locations=locations,
   )
-
-
-def serialize_source(source: Source) -> bytes:
-  """A source as JSON: equal bytes mean equal sources. Private.
-
-  Names of files need not be valid UTF-8, which Python's JSON allows.
-  """
-
-  def encode_array(array: np.ndarray) -> tuple[str, tuple[int, ...], str]:
-    data = base64.b64encode(array.tobytes()).decode()
-    return array.dtype.str, array.shape, data
-
-  fields: dict[str, Any] = {"kind": type(source).__name__}
-  for field in dataclasses.fields(source):
-    fields[field.name] = getattr(source, field.name)
-  return json.dumps(fields, default=encode_array).encode()
-
-
-def deserialize_source(listing: bytes) -> Source:
-  """The source of `serialize_source`, in any process that sees its files."""
-
-  def decode_array(_: Any, encoded: list[Any]) -> np.ndarray:
-    dtype, shape, data = encoded
-    return np.frombuffer(base64.b64decode(data), dtype).reshape(shape)
-
-  fields = json.loads(listing)
-  if fields.pop("kind") == Source.__name__:
-    return msgspec.convert(fields, Source, dec_hook=decode_array)
-  from oneshot_dp.extract.sources.tfds import Tfds
-
-  return msgspec.convert(fields, Tfds, dec_hook=decode_array)

@@ -6,7 +6,8 @@ fields. Images come undecoded: to decode them is work for the job's threads.
 
 import dataclasses
 import os
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -53,11 +54,19 @@ class Source:
     root: the folder that paths are relative to, or "".
     files: in order, with their sizes (bytes) and versions.
     columns: of each file the column or array of its images, or "" where the
-      images are bytes of the file itself.
+      images are bytes of the file itself; empty if that is so of all files.
     locations: of each example the number of its file, then the two numbers by
       which the file's format finds it: start and size in bytes of an image file
-      or a member of a tar, row group and row of Parquet, row and 0 of an npz.
+      or a member of a tar, row group and row of Parquet, row and 0 of an npz;
+      None where example i is all of file i.
+    first_index: of the first example that is here, where a process knows a part
+      of a source only; examples keep their indices.
+    first_row: of the first example that is here, in its file.
   """
+
+  IS_LISTED: ClassVar[bool] = True
+  """Whether examples are found by what is listed of each; else by their index
+  alone."""
 
   name: str
   split: str
@@ -66,26 +75,54 @@ class Source:
   labels: Int32[np.ndarray, " n"]
   unit_ids: Int64[np.ndarray, " n"] | None = None
   root: str = ""
-  files: tuple[File, ...]
+  files: Sequence[File]
   columns: tuple[str, ...]
-  locations: Int64[np.ndarray, "_ 3"]
+  locations: Int64[np.ndarray, "_ 3"] | None
+  first_index: int = 0
+  first_row: int = 0
 
   def __len__(self) -> int:
     return len(self.labels)
 
   def __getitem__(self, index: int) -> Example:
-    if not 0 <= index < len(self):
-      raise IndexError(f"{index} is not in [0, {len(self)}).")
-    unit_id = None if self.unit_ids is None else int(self.unit_ids[index])
-    return Example(int(self.labels[index]), self.image(index), unit_id)
+    place = self._place(index)
+    unit_id = None if self.unit_ids is None else int(self.unit_ids[place])
+    return Example(int(self.labels[place]), self.image(index), unit_id)
+
+  def _place(self, index: int) -> int:
+    """The place of an example in the arrays."""
+    place = index - self.first_index
+    if not 0 <= place < len(self):
+      raise IndexError(
+        f"{index} is not in [{self.first_index},"
+        f" {self.first_index + len(self)})."
+      )
+    return place
+
+  def locations_of(
+    self, start: int, stop: int
+  ) -> Int64[np.ndarray, " count 3"]:
+    """`locations` of examples by their places in the arrays, start to stop."""
+    if self.locations is not None:
+      return self.locations[start:stop]
+    numbers = np.arange(start, min(stop, len(self)))
+    sizes = [file.size for file in self.files[start:stop]]
+    return np.stack([numbers, np.zeros_like(numbers), sizes], axis=1)
+
+  def _found(self, place: int) -> tuple[int, str, int, int]:
+    """The number of an example's file, its column, and its location there."""
+    if self.locations is None:
+      return place, "", 0, self.files[place].size
+    number, first, second = self.locations[place].tolist()
+    column = self.columns[number] if self.columns else ""
+    return number, column, first, second
 
   def image(self, index: int) -> ImageData:
     """The image of an example, undecoded."""
-    number, first, second = self.locations[index].tolist()
+    number, column, first, second = self._found(self._place(index))
     listed = self.files[number]
     file = listed._replace(path=os.path.join(self.root, listed.path))
-    kind = format_of(file.path)
-    return kind.read_image(file, self.columns[number], first, second)
+    return format_of(file.path).read_image(file, column, first, second)
 
   def place_of(self, index: int) -> tuple[str, str, int, int]:
     """Where the image of an example is: in whatever split, it is one place.
@@ -93,18 +130,23 @@ class Source:
     Returns:
       The path of the file, the column, and the two numbers of the location.
     """
-    number, first, second = self.locations[index].tolist()
+    number, column, first, second = self._found(self._place(index))
     path = os.path.join(self.root, self.files[number].path)
-    return path, self.columns[number], first, second
+    return path, column, first, second
 
   def name_of(self, index: int) -> str:
     """Where an example is, by the names of files: a path, or FILE[row]."""
-    number = self.locations[index, 0]
+    place = self._place(index)
+    number = place
+    if self.locations is not None:
+      number = int(self.locations[place, 0])
     path = os.path.join(self.root, self.files[number].path)
-    if not format_of(path).is_table:
+    if self.locations is None or not format_of(path).is_table:
       return path
-    first_row = np.searchsorted(self.locations[:, 0], number)
-    return f"{path}[{index - first_row}]"
+    row = place - np.searchsorted(self.locations[:, 0], number)
+    if number == self.locations[0, 0]:
+      row += self.first_row
+    return f"{path}[{row}]"
 
   def display_path(self, index: int) -> str:
     """The same for an error's line, with control characters escaped."""

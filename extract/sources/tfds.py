@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from jaxtyping import Int32
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.configs.extract_config import (
@@ -30,6 +31,11 @@ _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
 _F = tfds.features
 
 
+def unread_labels(num_examples: int) -> Int32[np.ndarray, " n"]:
+  """Zeros, which take no memory, for labels that are read with the images."""
+  return np.broadcast_to(np.int32(0), num_examples)
+
+
 class Tfds(Source):
   """A split of a TFDS data set, in the order of its ArrayRecord files.
 
@@ -37,6 +43,8 @@ class Tfds(Source):
   many examples there are. `columns` are the features of image, label and, where
   there is one, unit; `root` is the folder of the prepared data set.
   """
+
+  IS_LISTED = False
 
   def __getitem__(self, index: int) -> Example:
     if not 0 <= index < len(self):
@@ -127,7 +135,7 @@ def open_tfds(config: SourceConfig) -> Tfds:
     split=split,
     class_names=class_names(features[label].names, config, place),
     unit=config.units or EXAMPLE,
-    labels=np.zeros(sizes[split], np.int32),
+    labels=unread_labels(sizes[split]),
     root=os.path.abspath(builder.data_dir),
     files=_files_of(builder, split),
     columns=tuple(columns),

@@ -10,7 +10,7 @@ from typing import Any
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import check_unit_name
-from oneshot_dp.extract.files import read_regular
+from oneshot_dp.extract import places
 from oneshot_dp.extract.sources.listed_files import format_names, is_ignored
 
 _INT64 = range(-(2**63), 2**63)
@@ -150,7 +150,7 @@ def _not_units(units: str) -> InputError:
 def _read_owners(path: str) -> tuple[str, dict[str, str]]:
   """The name of the unit, and the owner of each file, of a CSV table."""
   try:
-    text = read_regular(path).decode("utf-8-sig")
+    text = places.read(path).decode("utf-8-sig")
     lines = list(
       csv.reader(
         io.StringIO(text, newline=""), skipinitialspace=True, strict=True

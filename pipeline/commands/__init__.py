@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from oneshot_dp.configs.head_config import HeadName
+from oneshot_dp.extract.places import parse_place
 
 FLAG = "flag"
 """The key of a field's metadata under which its `Flag` lies."""
@@ -85,7 +86,7 @@ class CommandFlags:
 # Flags that several commands have are declared once: what a flag means, and
 # what its help says, is then the same everywhere.
 HEAD_FOLDER = Flag(
-  parse=Path,
+  parse=parse_place,
   form="HEAD",
   positional=True,
   help="Folder of the head, as train or sweep wrote it.",
@@ -98,7 +99,7 @@ HEAD_KIND = Flag(
   " step, and adam and momentum are other single steps.",
 )
 TEST_CACHE = Flag(
-  parse=Path, form="CACHE", help="Cache with the labeled test rows."
+  parse=parse_place, form="CACHE", help="Cache with the labeled test rows."
 )
 ROWS = Flag(
   form="PART",
@@ -121,7 +122,7 @@ ALLOW_DUPLICATES = Flag(
   " private rows.",
 )
 LEDGER = Flag(
-  parse=Path,
+  parse=parse_place,
   form="FILE",
   help="Ledger of what was spent (default: $ONESHOT_DP_LEDGER, or"
   " oneshot-dp/ledger.sqlite in the user's state folder).",
@@ -166,21 +167,23 @@ class TrainingFlags(CommandFlags):
   """The flags that train and sweep share."""
 
   cache: Path = Flag(
-    parse=Path, form="CACHE", help="Cache with the private training rows."
+    parse=parse_place,
+    form="CACHE",
+    help="Cache with the private training rows.",
   ).required()
   rows: str = ROWS.default("")
   delta: float = DELTA.required()
   out: Path = Flag(
-    parse=Path, form="DIR", help="Folder to write; it must not exist."
+    parse=parse_place, form="DIR", help="Folder to write; it must not exist."
   ).required()
   start: Path | None = Flag(
-    parse=Path,
+    parse=parse_place,
     form="FILE.npz",
     help="Public vectors to start from, an array for each class name (default:"
     " start from zero).",
   ).default(None)
   unlabeled: Path | None = Flag(
-    parse=Path,
+    parse=parse_place,
     form="CACHE",
     help="Cache of public rows of the same kind, from the same backbone, to"
     " learn from as well: the private head names them, a second head learns"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.configs.parts import Part
+from oneshot_dp.extract.places import parse_place
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import (
   BALANCED,
@@ -55,7 +56,7 @@ class Flags(CommandFlags):
   head: HeadName = HEAD_KIND.default("auto")
   balanced: bool = BALANCED.off()
   cache: Path | None = Flag(
-    parse=Path,
+    parse=parse_place,
     form="CACHE",
     help="Private rows among which the canaries go; they are charged (default:"
     " synthetic rows).",

@@ -1,13 +1,13 @@
 """`oneshot-dp evaluate`."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
+from oneshot_dp.extract.places import parse_place
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import (
   ALLOW_DUPLICATES,
@@ -60,7 +60,7 @@ class Flags(CommandFlags):
   weak_privacy: bool = WEAK_PRIVACY.off()
   noise_seed: int | None = NOISE_SEED.default(None)
   out: Path | None = Flag(
-    parse=Path,
+    parse=parse_place,
     form="FILE.json",
     help="Also write the answer to this new file, before it counts as shown"
     " (default: standard output alone).",
@@ -85,10 +85,10 @@ class Flags(CommandFlags):
 
 def run(flags: Flags) -> Answer:
   """Scores the head."""
-  from oneshot_dp.extract.files import write_once
+  from oneshot_dp.extract import places
   from oneshot_dp.pipeline.runs.evaluation import score_head
 
-  if flags.out is not None and os.path.lexists(flags.out):
+  if flags.out is not None and places.exists(flags.out):
     raise InputError(f"--out {flags.out} already exists: name a new file.")
   # `score_head` decides when there is an answer: it calls `show` after the
   # charge.
@@ -98,7 +98,7 @@ def run(flags: Flags) -> Answer:
     answer = _answer_of(flags, scores, class_names)
     # What was paid for is kept, even where nobody reads standard output.
     if flags.out is not None:
-      write_once(flags.out, f"{answer.json()}\n".encode())
+      places.write_new(flags.out, f"{answer.json()}\n".encode())
     answers.append(answer)
 
   score_head(flags.request(), show)

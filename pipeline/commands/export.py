@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.places import parse_place
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import (
   BACKBONE_FILE,
@@ -33,7 +34,7 @@ class Flags(CommandFlags):
 
   head: Path = HEAD_FOLDER.required()
   to: Path = Flag(
-    parse=Path, form="DIR", help="Folder to write; it must not exist."
+    parse=parse_place, form="DIR", help="Folder to write; it must not exist."
   ).required()
   weights: str | None = WEIGHTS.default(None)
   backbone: str | None = BACKBONE_FILE.default(None)

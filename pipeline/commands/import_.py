@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from oneshot_dp.extract.places import parse_place
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import CommandFlags, Flag
 
@@ -22,13 +23,13 @@ class Flags(CommandFlags):
   )
 
   file: Path = Flag(
-    parse=Path,
+    parse=parse_place,
     form="FILE",
     positional=True,
     help="File or folder with the embeddings.",
   ).required()
   out: Path = Flag(
-    parse=Path,
+    parse=parse_place,
     form="CACHE",
     help="Cache to write; as private as the embeddings.",
   ).required()

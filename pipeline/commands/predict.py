@@ -1,7 +1,6 @@
 """`oneshot-dp predict`."""
 
 import dataclasses
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from oneshot_dp.configs.errors import InputError, check_positive
 from oneshot_dp.configs.extract_config import MAX_PIXELS, OnDecodeError
 from oneshot_dp.configs.parts import Part
+from oneshot_dp.extract.places import parse_place
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import (
   BACKBONE_FILE,
@@ -47,7 +47,7 @@ class Flags(CommandFlags):
     help="Images to label, or one cache.",
   ).required()
   out: Path = Flag(
-    parse=Path,
+    parse=parse_place,
     form="FILE.csv",
     help="Table to write, or - for standard output; as private as the images.",
   ).required()
@@ -124,13 +124,11 @@ def run(flags: Flags) -> Answer:
 
 def _check_out(flags: Flags) -> None:
   """Refuses a place that cannot take the table, before anything is embedded."""
-  from oneshot_dp.extract.storage import is_url
+  from oneshot_dp.extract import places
 
-  if is_url(flags.out) or flags.out.is_dir():
-    raise InputError(
-      f"--out {flags.out} is not a file on a disk: name a new file."
-    )
-  if os.path.lexists(flags.out) and not flags.overwrite:
+  if flags.out.is_dir():
+    raise InputError(f"--out {flags.out} is a folder: name a new file.")
+  if places.exists(flags.out) and not flags.overwrite:
     raise InputError(
       f"--out {flags.out} already exists: name a new file, or give --overwrite."
     )

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
+from oneshot_dp.extract.places import parse_place
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import CommandFlags, Flag
 
@@ -20,7 +21,7 @@ class Flags(CommandFlags):
   EXAMPLES: ClassVar = ("oneshot-dp report results",)
 
   directory: Path = Flag(
-    parse=Path,
+    parse=parse_place,
     form="DIR",
     positional=True,
     help="Folder that sweep or train wrote.",

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.configs.parts import Part
+from oneshot_dp.extract.places import parse_place
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import HEAD_KIND, Flag, TrainingFlags
 from oneshot_dp.pipeline.requests import TrainRequest
@@ -34,7 +35,7 @@ class Flags(TrainingFlags):
   ).required()
   head: HeadName = HEAD_KIND.default("auto")
   from_: Path | None = Flag(
-    parse=Path,
+    parse=parse_place,
     form="HEAD",
     name="from",
     help="Continue from a head trained on the same rows; only the difference"

@@ -38,20 +38,22 @@ class Flags(CommandFlags):
 
 def run(flags: Flags) -> Answer:
   """Checks the cache or the head."""
-  folder = Path(flags.path)
+  from oneshot_dp.extract import places
+
+  folder = places.parse_place(flags.path)
   for name in _HEAD_FILES:
-    if (folder / name).exists():
-      return _verify_head(flags)
-  if (folder / _RUN_FILE).exists():
+    if places.exists(folder / name):
+      return _verify_head(flags, folder)
+  if places.exists(folder / _RUN_FILE):
     return _verify_run(flags, folder)
   return _verify_cache(flags)
 
 
-def _verify_head(flags: Flags) -> Answer:
+def _verify_head(flags: Flags, folder: Path) -> Answer:
   from oneshot_dp.pipeline.heads.verify import LedgerStatus, verify_head
   from oneshot_dp.pipeline.ledger.ledger import open_existing_ledger
 
-  verdict = verify_head(Path(flags.path), open_existing_ledger(flags.ledger))
+  verdict = verify_head(folder, open_existing_ledger(flags.ledger))
   failure = None
   if verdict.faults:
     failure = RunError(f"{flags.path}: {len(verdict.faults)} fault(s) found.")

@@ -24,8 +24,9 @@ import safetensors.numpy
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import WHOLE, Part
+from oneshot_dp.extract import places
 from oneshot_dp.extract.cache.format import CacheInfo
-from oneshot_dp.extract.files import disk_errors, read_regular
+from oneshot_dp.extract.files import disk_errors
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.private_sums import Release
@@ -133,7 +134,7 @@ def read_head(path: str | os.PathLike) -> SavedHead:
   """Reads a head and checks that its files belong together.
 
   Args:
-    path: the head's folder.
+    path: the head's folder, on a disk, at gs:// or s3://.
 
   Returns:
     The head with its receipt.
@@ -142,14 +143,14 @@ def read_head(path: str | os.PathLike) -> SavedHead:
     InputError: a file is missing, not a file, damaged, or another head's; or
       the receipt's numbers do not follow.
   """
-  folder = Path(path)
+  folder = places.as_place(path)
   receipt, receipt_sha256 = _read_receipt(folder)
   stated = receipt["stated"]
   weights = _read_weights(folder, stated)
   state = _read_releases(folder, stated)
   # The card says the guarantee to people, so it may not differ from the
   # receipt. It is a function of it, and is made again to compare.
-  card = read_regular(folder / CARD_FILE, _MOST_RECEIPT_BYTES)
+  card = places.read(folder / CARD_FILE, _MOST_RECEIPT_BYTES)
   if card != render_card(receipt).encode():
     raise _damaged(folder / CARD_FILE, "it belongs to another receipt")
   # Numbers are those that were derived again and compared, not those that
@@ -276,22 +277,23 @@ def _write_new_file(path: Path, content: bytes, *, is_private: bool) -> None:
 
 def _describe_no_head(folder: Path) -> str:
   """What a folder is that has no receipt, for messages."""
-  if not os.path.lexists(folder):
-    return "does not exist"
-  if os.path.lexists(folder / "results.json"):
+  if places.exists(folder / "results.json"):
     return "is a run of several heads, each in a folder of its own"
+  # A store has no folders that could exist.
+  if not isinstance(folder, places.Url) and not os.path.lexists(folder):
+    return "does not exist"
   return f"is not a head: it has no {RECEIPT_FILE}"
 
 
 def _read_receipt(folder: Path) -> tuple[dict[str, Any], str]:
   """The checked receipt, and the SHA-256 of its bytes."""
   path = folder / RECEIPT_FILE
-  if not os.path.lexists(path):
+  if not places.exists(path):
     raise InputError(
       f"{folder} {_describe_no_head(folder)}; give a folder that `oneshot-dp"
       " train` wrote."
     )
-  content = read_regular(path, _MOST_RECEIPT_BYTES)
+  content = places.read(path, _MOST_RECEIPT_BYTES)
   try:
     receipt = msgspec.json.decode(content)
     check_receipt(receipt)
@@ -342,7 +344,7 @@ def _read_safetensors(
   """The arrays of a file that the receipt names, of at most so many bytes."""
   # The digest comes before the parser: safetensors sees only bytes that the
   # receipt names.
-  content = read_regular(path, num_bytes + _HEADER_BYTES)
+  content = places.read(path, num_bytes + _HEADER_BYTES)
   if sha256(content) != expected_sha256:
     raise _damaged(path, "its receipt belongs to another file")
   try:

@@ -5,8 +5,8 @@ import enum
 from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract import places
 from oneshot_dp.extract.cache.read import FeatureCache
-from oneshot_dp.extract.files import read_regular
 from oneshot_dp.pipeline.heads.head_folder import SavedHead, read_head
 from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.delivery import WEIGHTS_FILE
@@ -68,9 +68,7 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
   """
   # Of the bytes as they are, before anything is parsed: the ledger is asked
   # even where the files are damaged.
-  weights_sha256 = sha256(
-    read_regular(path / WEIGHTS_FILE, _MOST_WEIGHTS_BYTES)
-  )
+  weights_sha256 = sha256(places.read(path / WEIGHTS_FILE, _MOST_WEIGHTS_BYTES))
   saved = None
   faults: tuple[str, ...] = ()
   try:

@@ -119,7 +119,10 @@ def _resolve_output(out: Path) -> Path:
     with contextlib.suppress(OSError, RuntimeError):
       path = out.resolve()
   if path is None or not path.name:
-    raise InputError(f"{out} is not a place on a disk; choose another.")
+    raise InputError(
+      f"{out} is not a place on a disk; choose another. (Only a disk shows a"
+      " folder by one rename: copy it into a bucket from there.)"
+    )
   return path
 
 

@@ -5,9 +5,7 @@ what they mark as NOT PRIVATE: no cache and no ledger is read. The words are in
 `templates/report.html.j2`; this file computes what they need.
 """
 
-import contextlib
 import math
-import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ import jinja2
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.files import disk_errors, write_once
+from oneshot_dp.extract import places
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.pipeline.heads.model_card import (
   right_guesses,
@@ -123,18 +121,14 @@ def write_report(directory: Path) -> Path:
   # them.
   run = read_run(directory)
   content = render_page(run).encode()
-  page = directory / PAGE
-  unfinished = directory / f".{PAGE}.new"
-  # Written beside the page and renamed, so that nobody sees half of one. A new
-  # file has mode 0600 until it is known to be as public as the results.
-  with disk_errors(page), contextlib.ExitStack() as cleanup:
-    unfinished.unlink(missing_ok=True)  # of a run that was killed
-    cleanup.callback(unfinished.unlink, missing_ok=True)
-    write_once(unfinished, content)
-    if all(row.private for row in run.rows):
-      # Whoever may read the results may read the page.
-      unfinished.chmod(run.file.stat().st_mode & 0o666)
-    os.replace(unfinished, page)
+  page = places.as_place(directory) / PAGE
+  # A new file has mode 0600 unless it is as public as the results.
+  mode = 0o600
+  is_on_disk = not isinstance(page, places.Url)
+  if is_on_disk and all(row.private for row in run.rows):
+    # Whoever may read the results may read the page.
+    mode = run.file.stat().st_mode & 0o666
+  places.replace(page, content, mode)
   return page
 
 

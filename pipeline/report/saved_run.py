@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.files import read_regular
+from oneshot_dp.extract import places
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.report.results import FORMAT, EvaluationSet, HeadRow
 
@@ -109,29 +109,38 @@ def read_run(directory: Path) -> Run:
   Raises:
     InputError: the directory is of neither, or something in it is damaged.
   """
-  if (directory / "receipt.json").is_file():
+  directory = places.as_place(directory)
+  if places.exists(directory / "receipt.json"):
     return _single_head(directory)
   file = directory / "results.json"
-  if not file.is_file():
+  if not places.exists(file):
     fault = "is neither a head nor a run"
-    if not directory.exists():
+    if not isinstance(directory, places.Url) and not directory.exists():
       fault = "does not exist"
     raise InputError(
       f"{directory} {fault}: give the directory that `train` or `sweep` wrote"
       " with --out."
     )
-  results = parse_results(file, read_regular(file))
+  results = parse_results(file, places.read(file))
   receipts = {}
   for row in results.rows:
     # A path in results.json may be anything, such as "../../other": a report
     # about one folder shows nothing of another.
     head_folder = directory / row.path
-    if not head_folder.resolve().is_relative_to(directory.resolve()):
+    if not _is_inside(directory, head_folder):
       raise InputError(f"{file} names {row.path!r}, outside of {directory}.")
     receipts[row.path] = read_head(head_folder).receipt
     _check_against_receipt(file, row, receipts[row.path])
     _check_classes(file, row, results.facts, receipts[row.path])
   return Run(file, results.rows, receipts, results.facts, results.content)
+
+
+def _is_inside(directory: Path, folder: Path) -> bool:
+  if isinstance(directory, places.Url):
+    # Stores have no links; a path that begins with / leaves the URL.
+    is_below = folder.is_relative_to(directory)
+    return is_below and ".." not in folder.parts
+  return folder.resolve().is_relative_to(directory.resolve())
 
 
 def _single_head(directory: Path) -> Run:

@@ -6,6 +6,7 @@ It speaks as much of S3 and of GCS's XML API as obstore asks of them.
 
 import contextlib
 import functools
+import html
 import http.client
 import http.server
 import json
@@ -51,6 +52,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     self.seen: list[str] = []
     self.fault: Callable[[str], Any] = lambda kind: None
     self.ask = ask or self.remember
+    self.page_names = 1000
     self.url = f"http://127.0.0.1:{self.server_port}"
 
   def handle_error(self, request, client_address) -> None:
@@ -68,7 +70,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     query = urllib.parse.parse_qs(url.query)
     with self.lock:
       if "list-type" in query:
-        return self._list(query.get("prefix", [""])[0])
+        return self._list(query)
       if method == "PUT":
         once = "if-none-match" in headers
         once |= headers.get("x-goog-if-generation-match") == "0"
@@ -94,15 +96,27 @@ class ObjectServer(http.server.ThreadingHTTPServer):
       return 206, found, data[start:end]
     return 200, found, data
 
-  def _list(self, prefix: str) -> Answer:
-    text = "<ListBucketResult><IsTruncated>false</IsTruncated>"
-    for name, data in self.objects.items():
-      if name.startswith(prefix):
-        text += (
-          f"<Contents><Key>{name}</Key><Size>{len(data)}</Size>"
-          f'<ETag>"{hash(data)}"</ETag>'
-          "<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents>"
-        )
+  def _list(self, query: dict[str, list[str]]) -> Answer:
+    """A page of names, which begins after one that is given."""
+    prefix = query.get("prefix", [""])[0]
+    after = query.get("continuation-token", query.get("start-after", [""]))[0]
+    names = []
+    for name in sorted(self.objects):
+      if name.startswith(prefix) and name > after:
+        names.append(name)
+    page = names[: self.page_names]
+    is_cut = "true" if len(names) > len(page) else "false"
+    text = f"<ListBucketResult><IsTruncated>{is_cut}</IsTruncated>"
+    if len(names) > len(page):
+      token = html.escape(page[-1])
+      text += f"<NextContinuationToken>{token}</NextContinuationToken>"
+    for name in page:
+      data = self.objects[name]
+      text += (
+        f"<Contents><Key>{html.escape(name)}</Key><Size>{len(data)}</Size>"
+        f'<ETag>"{hash(data)}"</ETag>'
+        "<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents>"
+      )
     return 200, [], f"{text}</ListBucketResult>".encode()
 
 

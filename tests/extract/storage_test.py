@@ -85,6 +85,29 @@ def test_a_store_keeps_what_it_is_given(place):
   assert storage.list_files(store) == {}
 
 
+@pytest.mark.parametrize("place", ["s3", "gs"], indirect=True)
+def test_listing_that_was_cut_goes_on_after_the_last_name(place, monkeypatch):
+  url, server = place
+  monkeypatch.setattr(storage, "_WAITS", (0.01,) * 4)
+  monkeypatch.setattr(object_store, "_LISTED_AT_ONCE", 2)
+  monkeypatch.setitem(object_store.RETRIES, "max_retries", 0)
+  storage._remote.cache_clear()
+  server.page_names = 2
+  names = [f"{i}.png" for i in range(9)]
+  server.objects = {f"some/cache/{name}": b"x" for name in names}
+  pages = []
+
+  def fault(kind):
+    pages.append(kind)
+    return 500 if len(pages) % 2 == 0 else None
+
+  server.fault = fault
+  assert list(storage.list_files(storage.store_at(url))) == names
+  after = [call for call in server.calls() if "start-after" in call]
+  assert "start-after=some/cache/1.png" in after[0]
+  assert len(pages) < 12
+
+
 @pytest.mark.slow
 @STORES
 def test_a_bad_network_makes_the_same_bytes_at_the_first_try(

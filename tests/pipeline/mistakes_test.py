@@ -95,7 +95,7 @@ EVALUATE --private-eval 1 -> --private-eval needs --delta, too.
 EVALUATE --private-eval 1 --delta 0.1 -> or allow it with --weak-privacy.
 predict head empty --out p.csv -> head was trained on imported features, and
 predict head empty --out text.txt -> text.txt already exists: name a new file,
-predict head empty --out gs://b/p.csv -> is not a file on a disk: name a new fil
+predict head empty --out az://b/p.csv -> is an address that is not read here
 predict head empty --out p.csv --rows [:5%] -> --rows is for a cache, and these
 predict head train empty --out p.csv -> is a cache: give it alone, without
 predict head train --out p.csv --top-k 5 -> --top-k 5 must be from 1 to 4, the

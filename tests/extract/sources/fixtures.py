@@ -13,12 +13,17 @@ import pyarrow.parquet
 from PIL import Image
 
 from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.extract.job import listing
 from oneshot_dp.extract.sources import open_source as sources
 
 
 def reopen_from_listing(source: Any) -> Any:
   """What a worker makes of a source: it has no more than its listing."""
-  return sources.deserialize_source(sources.serialize_source(source))
+  header = listing.decode_header(listing.encode_header(source))
+  if not source.IS_LISTED:
+    return header
+  section = listing.encode_section(source, range(len(source)))
+  return listing.decode_section(header, section, 0)
 
 
 def open_dataset(*location: Any, **config: Any) -> Any:

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources.open_source import serialize_source
+from oneshot_dp.extract.job.listing import listing_digest
 from oneshot_dp.extract.sources.source import Source
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
@@ -207,12 +207,12 @@ def test_a_folder_that_is_not_of_classes_is_refused(
 
 def test_an_added_image_makes_another_source(tmp_path):
   write_files(tmp_path, "a/1.png", "b/2.png")
-  before = serialize_source(open_dataset(tmp_path))
-  assert serialize_source(open_dataset(tmp_path)) == before
+  before = listing_digest(open_dataset(tmp_path))
+  assert listing_digest(open_dataset(tmp_path)) == before
   write_files(tmp_path, "a/3.png")
-  assert serialize_source(open_dataset(tmp_path)) != before
+  assert listing_digest(open_dataset(tmp_path)) != before
   (tmp_path / "a/3.png").unlink()
-  assert serialize_source(open_dataset(tmp_path)) == before
+  assert listing_digest(open_dataset(tmp_path)) == before
 
 
 def test_a_changed_image_of_the_same_size_makes_another_source(tmp_path):
@@ -220,7 +220,7 @@ def test_a_changed_image_of_the_same_size_makes_another_source(tmp_path):
   before = open_dataset(tmp_path)
   (tmp_path / "a/1.png").write_bytes(b"a/9.png")
   os.utime(tmp_path / "a/1.png", ns=(5, 5))
-  assert serialize_source(open_dataset(tmp_path)) != serialize_source(before)
+  assert listing_digest(open_dataset(tmp_path)) != listing_digest(before)
   for source in (before, reopen_from_listing(before)):
     with refused("was there when the files were listed, and cannot", RunError):
       source[0]

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources.open_source import (
-  open_unlabeled,
-  serialize_source,
-)
+from oneshot_dp.extract.job.listing import listing_digest
+from oneshot_dp.extract.sources.open_source import open_unlabeled
 from tests.extract import object_server
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
@@ -81,9 +79,9 @@ def test_another_object_of_the_same_size_is_another_source(
     return open_dataset(URL, **NAMES)
 
   first = open_with(b"ab")
-  listing = serialize_source(first)
-  assert serialize_source(open_with(b"ab")) == listing
-  assert serialize_source(open_with(b"ac")) != listing
+  listing = listing_digest(first)
+  assert listing_digest(open_with(b"ab")) == listing
+  assert listing_digest(open_with(b"ac")) != listing
   with refused("changed", RunError):
     first[0]
 

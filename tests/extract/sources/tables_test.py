@@ -13,8 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.job.listing import listing_digest
 from oneshot_dp.extract.sources import parquet
-from oneshot_dp.extract.sources.open_source import serialize_source
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
   open_dataset,
@@ -341,9 +341,9 @@ def test_a_table_that_changed_since_it_was_listed_is_not_read(
 def test_a_table_of_another_time_is_another_source(tmp_path, kind):
   path = tmp_path / f"x.{kind}"
   write_table(path, IMAGES, CLASSES, label=LABELS)
-  before = serialize_source(open_table_source(path, kind))
+  before = listing_digest(open_table_source(path, kind))
   os.utime(path, (0, 0))
-  assert serialize_source(open_table_source(path, kind)) != before
+  assert listing_digest(open_table_source(path, kind)) != before
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.sources.open_source import serialize_source
+from oneshot_dp.extract.job.listing import encode_header, listing_digest
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
   encode_png,
@@ -118,7 +118,7 @@ def test_reads_file_bytes_and_labels_of_each_split(data_dir):
     for index in (-1, len(rows)):
       with pytest.raises(IndexError, match=f"{index} is not in"):
         found[index]
-  assert serialize_source(pets(data_dir)) == serialize_source(pets(data_dir))
+  assert listing_digest(pets(data_dir)) == listing_digest(pets(data_dir))
   for split, said in (
     (None, "give --split, one of 'test', 'train'"),
     ("train[:10]", "is none of 'test', 'train'"),
@@ -132,15 +132,15 @@ def test_reads_file_bytes_and_labels_of_each_split(data_dir):
 def test_prepared_once_it_needs_no_code(copied, tmp_path):
   """Another process, without our builder or TensorFlow, reads the same."""
   listing = tmp_path / "listing"
-  listing.write_bytes(serialize_source(pets(tmp_path)))
+  listing.write_bytes(encode_header(pets(tmp_path)))
   script = """
 import pathlib, sys
 from oneshot_dp.configs.extract_config import SourceConfig
-from oneshot_dp.extract.sources.open_source import deserialize_source
+from oneshot_dp.extract.job.listing import decode_header
 from oneshot_dp.extract.sources.open_source import open_source
 folder, listing = map(pathlib.Path, sys.argv[1:])
 place = SourceConfig(location=(f"tfds:{folder}",), split="train")
-for found in (open_source(place), deserialize_source(listing.read_bytes())):
+for found in (open_source(place), delisting_digest(listing.read_bytes())):
   print(len(found), found.name, found[7].label)
 assert "tensorflow" not in sys.modules
 """

@@ -1,0 +1,154 @@
+"""Single files wherever they lie: on a disk, or at gs:// and s3://.
+
+What a person names on a command line is a place: a path, or a URL that joins
+and is shown like one. Commands that read or write a few files ask here, and do
+not ask where it is.
+"""
+
+import os
+import pathlib
+import re
+
+from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.extract import files, storage
+from oneshot_dp.extract.files import MOST_BYTES
+from oneshot_dp.extract.storage import Store
+
+_SAME_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+"""What other programs call the stores."""
+_SCHEME = re.compile(r"([a-z][a-z0-9]*):/{2,}(.*)", re.IGNORECASE | re.DOTALL)
+
+
+class Url(pathlib.PosixPath):
+  """A gs:// or s3:// URL, which joins as paths do; nothing looks at a disk.
+
+  >>> Url("s3://bucket/heads/2") / "receipt.json"
+  Url('s3://bucket/heads/2/receipt.json')
+  >>> str(Url("s3://bucket/heads/2").parent)
+  's3://bucket/heads'
+  """
+
+  def __str__(self) -> str:
+    # A path has one slash where it was given two.
+    return super().__str__().replace(":/", "://", 1)
+
+  def __fspath__(self) -> str:
+    return str(self)
+
+  def __repr__(self) -> str:
+    return f"Url({str(self)!r})"
+
+
+def normalize(word: str) -> str:
+  """A path or URL as it is meant: s3a:// is s3://, file:///x is /x.
+
+  >>> normalize("s3a://bucket/x"), normalize("file:///x"), normalize("a/b")
+  ('s3://bucket/x', '/x', 'a/b')
+  """
+  url = _SCHEME.fullmatch(word)
+  if url is None:
+    return word
+  scheme = url[1].lower()
+  if scheme == "file":
+    return f"/{url[2]}"
+  scheme = _SAME_SCHEMES.get(scheme, scheme)
+  return f"{scheme}://{url[2]}"
+
+
+def parse_place(word: str) -> pathlib.Path:
+  """The place that a word of the command line names; see `normalize`.
+
+  URLs of other stores keep their slashes, too: whoever opens them refuses them.
+  """
+  place = normalize(word)
+  return Url(place) if _SCHEME.fullmatch(place) else pathlib.Path(place)
+
+
+def as_place(place: str | os.PathLike) -> pathlib.Path:
+  """The same of an argument; a pathlib.Path of a URL has lost a slash."""
+  if isinstance(place, Url):
+    return place
+  text = os.fspath(place)
+  url = storage.URL.fullmatch(text)
+  if url is None:
+    return pathlib.Path(text)
+  scheme, bucket, name = url.groups()
+  return Url(f"{scheme}://{bucket}/{name}")
+
+
+def exists(place: pathlib.Path) -> bool:
+  """Whether there is a file; on a disk, whatever it is.
+
+  InputError: the store refuses. RunError: it does not answer.
+  """
+  if not isinstance(place, Url):
+    return os.path.lexists(place)
+  try:
+    storage.state(*_store_and_name(place))
+  except FileNotFoundError:
+    return False
+  return True
+
+
+def read(place: str | os.PathLike, most_bytes: int = MOST_BYTES) -> bytes:
+  """All bytes of a file.
+
+  Args:
+    place: a path or a URL.
+    most_bytes: more are refused before they are in memory.
+
+  Raises:
+    InputError: it does not exist, is no file, is too large or may not be read.
+    RunError: a store does not answer.
+  """
+  place = as_place(place)
+  if not isinstance(place, Url):
+    return files.read_regular(place, most_bytes)
+  data = storage.read(*_store_and_name(place), most_bytes)
+  if data is None:
+    raise InputError(f"{escaped(str(place))} does not exist.")
+  return data
+
+
+def write_new(place: pathlib.Path, data: bytes) -> bool:
+  """Writes a file whole, unless there is one; returns whether it did.
+
+  On a disk it has mode 0600. RunError: disk or store fail.
+  """
+  if not isinstance(place, Url):
+    return files.write_once(place, data)
+  if exists(place):
+    return False
+  return storage.write_if_absent(*_store_and_name(place), data) == data
+
+
+def replace(place: pathlib.Path, data: bytes, mode: int = 0o600) -> None:
+  """Writes a file whole, in place of one that may be there.
+
+  Nobody sees half of it: on a disk it is written beside the place first.
+
+  Args:
+    place: a path or a URL.
+    data: its content.
+    mode: which on a disk it has.
+
+  Raises:
+    RunError: disk or store fail.
+  """
+  if isinstance(place, Url):
+    storage.overwrite(*_store_and_name(place), data)
+    return
+  unfinished = place.with_name(f".{place.name}.new")
+  with files.disk_errors(place):
+    unfinished.unlink(missing_ok=True)  # of a command that was killed
+    try:
+      files.write_once(unfinished, data)
+      unfinished.chmod(mode)
+      os.replace(unfinished, place)
+    finally:
+      unfinished.unlink(missing_ok=True)
+
+
+def _store_and_name(url: Url) -> tuple[Store, str]:
+  """The store of a file's folder, and its name there."""
+  return storage.store_at(str(url.parent)), url.name
