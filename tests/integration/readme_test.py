@@ -64,7 +64,7 @@ def run_commands(block: str) -> None:
       assert main(words) == 0, f"{line}\n{complaints.getvalue()}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("document", RUNNABLE)
 def test_runnable_blocks_run_in_order(document, tmp_path, monkeypatch):
   write_photos(tmp_path)

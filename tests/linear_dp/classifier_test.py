@@ -37,7 +37,7 @@ def told():
     classifier_module._warn_once()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_check_estimator_passes_but_for_what_noise_forbids():
   estimator = DPLinearClassifier(epsilon=0.01, head="lamb")

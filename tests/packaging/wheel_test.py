@@ -34,7 +34,7 @@ print("BESIDE IT:", [f for f in files if not f.startswith(installed)])
 # What TFDS 4.9.10 does whenever it opens a data set, with protobuf 6.33.
 THEIRS = "ignore:label() is deprecated:DeprecationWarning"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def python(*words: object, cwd: pathlib.Path) -> str:

@@ -138,7 +138,7 @@ class TestHosts:
     words = "TRAIN --epsilon 8 --hosts 0/1@127.0.0.1:1 --out h"
     succeeds(capsys, *place(words))
 
-  @pytest.mark.slow
+  @pytest.mark.long
   def test_two_hosts_make_one_charge_and_one_set_of_heads(
     self, on_two_hosts, ledger
   ):
@@ -150,7 +150,7 @@ class TestHosts:
     assert len(heads_in("s")) == 2
     assert all(verify_head(p.parent, ledger).vouched for p in heads_in("s"))
 
-  @pytest.mark.slow
+  @pytest.mark.long
   def test_what_the_first_refuses_ends_all(self, on_two_hosts, ledger):
     Path("h").mkdir()
     said, statuses = on_two_hosts("TRAIN --epsilon 8 --head lamb --out h")

@@ -98,7 +98,7 @@ def write_npz_bomb(path, name, shape, dtype) -> None:
     ("class_names", (3,), "<U60000000"),
   ],
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_npz_array_that_unfolds_to_gigabytes_is_refused_unread(
   tmp_path, name, shape, dtype
 ):
