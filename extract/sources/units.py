@@ -176,6 +176,11 @@ def _read_owners(path: str) -> tuple[str, dict[str, str]]:
     if len(row) != 2:
       raise InputError(f"{path!r}: {row[0]!r} has {len(row)} fields, not 2.")
     file = posixpath.normpath(row[0])
+    if owner_of.get(file, row[1]) != row[1]:
+      raise InputError(
+        f"{path!r} names several owners of {file!r}, and a row has one here:"
+        " name one, or leave the file out (PRIVACY.md, section 9)."
+      )
     if file in owner_of:
       raise InputError(f"{path!r} has {file!r} more than once.")
     owner_of[file] = row[1]

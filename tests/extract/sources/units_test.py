@@ -72,6 +72,7 @@ def test_a_table_or_an_expression_gives_each_owner_one_number(pets, table):
     ("(?P<patient>bo)_", "without a patient in .*'cat/anna_1.png', 'd"),
     (WHOLE + "dog/9.png,bo\n", "files that are not in .*: 'dog/9.png'; rem"),
     (WHOLE + "./cat/bo_2.png,bo\n", "has 'cat/bo_2.png' more than once"),
+    (WHOLE + "./cat/bo_2.png,ann\n", "names several owners of 'cat/bo_2.png'"),
     (WHOLE + "x\n", "'x' has 1 fields, not 2"),
     (WHOLE.split("\n", 1)[1], 'first line must be "file," and what owns'),
     (WHOLE.replace(",", ";"), "begins with 'file;patient'"),
