@@ -6,6 +6,7 @@ file unfolds to is bounded before it is unfolded, and Python objects are never
 unpickled.
 """
 
+import contextlib
 import hashlib
 import math
 import zipfile
@@ -20,12 +21,14 @@ from oneshot_dp.configs.head_config import PublicStart
 from oneshot_dp.extract import places
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.labels import class_labels
 from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,
   check_bytes,
   check_rows,
 )
 from oneshot_dp.extract.sources.listed_files import File, opened
+from oneshot_dp.extract.sources.location import partition_columns
 
 SUFFIXES = (".npz", ".parquet")
 """What the names of files of embeddings end in."""
@@ -251,8 +254,6 @@ class ParquetVectors:
   def __init__(self, file: File):
     import pyarrow as pa
 
-    from oneshot_dp.extract.sources.parquet import class_labels
-
     self.path = file.path
     self._file = file
     self.shapes: dict[str, tuple[int, ...]] = {}
@@ -266,17 +267,54 @@ class ParquetVectors:
           field.type, pa.BaseExtensionType
         )
         self.shapes[field.name] = (rows, 0) if is_vector else (rows,)
+    # What the folders say is a column like others, unless the file has it.
+    self._partitions: dict[str, str] = {}
+    for column, value in partition_columns(file.path).items():
+      if column not in self.shapes and column != "split":
+        self._partitions[column] = value
+        self.shapes[column] = (rows,)
 
   def blocks(self, name: str) -> Iterator[np.ndarray]:
+    if name in self._partitions:
+      check_rows(self.path, self.shapes[name][0])
+      yield np.full(self.shapes[name], self._partitions[name], object)
+      return
     with opened(self._file, _PARQUET) as content:
       table = _open_parquet(content)
+      first_row = 0
       for group in range(table.metadata.num_row_groups):
-        rows_at_once = self._rows_at_once(table, group, name)
-        batches = table.iter_batches(
-          rows_at_once, row_groups=[group], columns=[name]
-        )
-        for batch in batches:
-          yield _to_numpy(self.path, name, batch[name])
+        for column in self._columns(table, group, name, first_row):
+          _check_values(self.path, name, column, first_row)
+          first_row += len(column)
+          yield _to_numpy(self.path, name, column)
+
+  def _columns(
+    self, table: Any, group: int, name: str, first_row: int
+  ) -> Iterator[Any]:
+    """Yields a column of a row group, some rows at a time.
+
+    Arrow cannot read vectors of a fixed size of which one is missing. So the
+    rows of such a group are read one by one, until one fails, and it is named.
+    """
+    import pyarrow as pa
+
+    def batches(rows_at_once: int) -> Iterator[Any]:
+      return table.iter_batches(
+        rows_at_once, row_groups=[group], columns=[name]
+      )
+
+    try:
+      for batch in batches(self._rows_at_once(table, group, name)):
+        yield batch[name]
+    except pa.ArrowInvalid as error:
+      row = first_row
+      with contextlib.suppress(pa.ArrowInvalid):
+        for _ in batches(1):
+          row += 1
+      raise InputError(
+        f"{self.path}[{row}] has no {name}, or a broken one: fill or drop it,"
+        " and all rows like it."
+      ) from error
 
   def _rows_at_once(self, table: Any, group: int, name: str) -> int:
     """Rows of a batch, by what the footer says that a row group unfolds to."""
@@ -307,6 +345,15 @@ def _open_parquet(content: BinaryIO) -> Any:
   return parquet.ParquetFile(content)
 
 
+def _check_values(path: str, name: str, column: Any, first_row: int) -> None:
+  """InputError: a row has no value; names the first such row."""
+  if column.null_count:
+    row = first_row + column.is_null().to_pylist().index(True)
+    raise InputError(
+      f"{path}[{row}] has no {name}: fill or drop it, and all rows like it."
+    )
+
+
 def _to_numpy(path: str, name: str, column: Any) -> np.ndarray:
   """A batch of a column as an array; vectors of one length are [rows, d].
 
@@ -320,10 +367,6 @@ def _to_numpy(path: str, name: str, column: Any) -> np.ndarray:
     column = column.storage
   if pa.types.is_dictionary(column.type):
     column = column.dictionary_decode()
-  if column.null_count:
-    raise InputError(
-      f"{path}: {name} has rows without a value; fill or drop them."
-    )
   if pa.types.is_integer(column.type):
     return column.to_numpy(zero_copy_only=False)
   if column.type in (pa.string(), pa.large_string(), pa.string_view()):

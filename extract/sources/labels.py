@@ -5,8 +5,9 @@ the labels.
 """
 
 import collections
+import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from oneshot_dp.configs.errors import InputError, check_name, check_num_classes
@@ -172,3 +173,25 @@ def _or_number(names: Sequence[str]) -> str:
   if any(name.isdecimal() for name in names):
     return "(as names are numbers, numbers are names)"
   return f"or from 0 to {len(names) - 1}"
+
+
+def class_labels(
+  metadata: Mapping[bytes, bytes] | None,
+) -> dict[str, tuple[str, ...]]:
+  """The names of the classes of each ClassLabel column.
+
+  `datasets` notes them in the metadata of a file's schema; files that something
+  else wrote have none.
+  """
+  classes: dict[str, tuple[str, ...]] = {}
+  try:
+    noted = json.loads((metadata or {}).get(b"huggingface", b"{}"))
+    features = noted.get("info", {}).get("features", {})
+    for column, feature in features.items():
+      is_dict = isinstance(feature, dict)
+      if is_dict and feature.get("_type") == "ClassLabel":
+        names = feature.get("names") or ()
+        classes[column] = tuple(str(name) for name in names)
+  except (ValueError, AttributeError, TypeError, RecursionError):
+    return {}
+  return classes

@@ -8,6 +8,7 @@ said by the names of the file and of its folders.
 import glob
 import os
 import re
+import urllib.parse
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ _SPLIT_NAMES = frozenset(
 )
 _NUMBERS = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
 _SHARD = re.compile(r"([^\W_][\w.]*)-\d+-of-\d+[^/]*$")
+_MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _COMPRESSED = re.compile(r"\.(tar\.\w+|tgz)$")
 
 
@@ -95,6 +97,33 @@ def expand_glob(path: str) -> list[str]:
   return matches
 
 
+def partition_columns(path: str) -> dict[str, str]:
+  """The columns that the folders of a file say, as Spark and DuckDB write them.
+
+  All rows of the file have these values. A partition of missing values, which
+  is called `__HIVE_DEFAULT_PARTITION__`, is a blank one.
+
+  >>> partition_columns("pets/split=train/label=big%20cat/part-0.parquet")
+  {'split': 'train', 'label': 'big cat'}
+  """
+  columns: dict[str, str] = {}
+  for folder in path.split("/")[:-1]:
+    name, equals, value = folder.partition("=")
+    if name and equals:
+      value = urllib.parse.unquote(value)
+      columns[name] = "" if value == _MISSING_PARTITION else value
+  return columns
+
+
+def _without_partitions(path: str) -> str:
+  """A path without its folders that say columns, but for that of the split."""
+  kept: list[str] = []
+  for part in path.split("/"):
+    if "=" not in part or part.startswith("split="):
+      kept.append(part)
+  return "/".join(kept)
+
+
 def split_of_path(path: str) -> str:
   """The split that the name of a file, or of a folder that has it, says.
 
@@ -104,7 +133,7 @@ def split_of_path(path: str) -> str:
   >>> split_of_path("pets/train/x-test_0.parquet"), split_of_path("pets/x.npz")
   ('test', '')
   """
-  stem = os.path.splitext(path)[0]
+  stem = os.path.splitext(_without_partitions(path))[0]
   sharded = _SHARD.search(stem)
   # data-00000-of-00002 is what `datasets` calls files of any split.
   if sharded and sharded[1] != "data":
@@ -217,7 +246,7 @@ def resolve_split(
   split = resolve_choice(place, "--split", asked, sorted(by_split))
   patterns: set[str] = set()
   for path in by_split[split]:
-    folder, name = os.path.split(path)
+    folder, name = os.path.split(_without_partitions(path))
     patterns.add(os.path.join(folder, f"*{os.path.splitext(name)[1]}"))
   if len(patterns) > 1:
     raise InputError(

@@ -1,12 +1,12 @@
-"""Images in a column of Parquet files: bytes, or structs that have `bytes`.
+"""Images in a column of Parquet files: bytes, structs with bytes, or pixels.
 
 Hugging Face datasets, Spark, Ray and Daft write such columns. The ClassLabel
-that `datasets` notes in the schema names the classes.
+that `datasets` notes in the schema names the classes. Folders that are called
+`label=cat` are a column of all files in them.
 """
 
-import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,15 @@ from pyarrow import parquet
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.extract.pixel_columns import (
+  has_pixels,
+  is_pixel_struct,
+  noted_shape,
+  pixels_of,
+)
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.file_format import FileRows
-from oneshot_dp.extract.sources.labels import resolve_choice
+from oneshot_dp.extract.sources.file_format import FileRows, ImageData
+from oneshot_dp.extract.sources.labels import class_labels, resolve_choice
 from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,
   MAX_IMAGE_BYTES,
@@ -25,6 +31,7 @@ from oneshot_dp.extract.sources.limits import (
   check_rows,
 )
 from oneshot_dp.extract.sources.listed_files import File
+from oneshot_dp.extract.sources.location import partition_columns
 
 _BINARY = (pa.binary(), pa.large_binary(), pa.binary_view())
 _STRINGS = (pa.string(), pa.large_string(), pa.string_view())
@@ -56,6 +63,7 @@ class _GroupReader:
     self._group = group
     self._batches: Iterator[Any] = iter(())
     self._next_row = 0
+    self.pixel_shape: tuple[int, ...] = ()
     self.kept: list[_Batch] = []
 
   @property
@@ -85,6 +93,7 @@ class _GroupReader:
   def _open(self) -> Iterator[Any]:
     with listed_files.reopened(self._file, _PARQUET) as content:
       table = _open_parquet(content, self._column)
+      self.pixel_shape = noted_shape(table.schema_arrow.field(self._column))
       metadata = table.metadata.row_group(self._group)
       rows = _rows_per_batch(metadata, self._column)
       for batch in table.iter_batches(
@@ -103,8 +112,10 @@ class _Readers:
     self._lock = threading.Lock()
     self._readers: dict[Any, _GroupReader] = {}
 
-  def cell(self, file: File, column: str, group: int, row: int) -> Any:
-    """The cell of a row, as an Arrow scalar."""
+  def cell(
+    self, file: File, column: str, group: int, row: int
+  ) -> tuple[Any, tuple[int, ...]]:
+    """The cell of a row, as an Arrow scalar, and the shape of all pixels."""
     with self._lock:
       key = (file, column, group)
       reader = self._readers.pop(key, None)
@@ -113,7 +124,7 @@ class _Readers:
       self._readers[key] = reader  # the last of all now
       cell = reader.row(row)
       self._forget_oldest()
-    return cell
+    return cell, reader.pixel_shape
 
   def clear(self) -> None:
     """Forgets all row groups."""
@@ -137,13 +148,15 @@ class _Readers:
 _readers = _Readers()
 
 
-def read_cell(file: File, column: str, group: int, row: int) -> bytes:
+def read_cell(file: File, column: str, group: int, row: int) -> ImageData:
   """An image of a row group; no bytes where there is a null, or only a path.
 
   RunError: it cannot be read any more.
   """
   try:
-    cell = _readers.cell(file, column, group, row)
+    cell, shape = _readers.cell(file, column, group, row)
+    if shape or is_pixel_struct(cell.type):
+      return pixels_of(cell, shape) if cell.is_valid else b""
     if isinstance(cell, pa.StructScalar):
       cell = cell["bytes"]
     if isinstance(cell, pa.DictionaryScalar):
@@ -170,17 +183,17 @@ def parquet_rows(
   with listed_files.opened(file, _PARQUET) as content:
     schema = parquet.ParquetFile(content).schema_arrow
     locations = _locations(content, file.path)
-    images = [field.name for field in schema if _is_image(field.type)]
+    images = [field.name for field in schema if _is_image(field)]
     image = resolve_choice(file.path, "--image", config.image, images)
     if labeled:
       label_column, class_names = _label_column(
         config, schema, images, file.path
       )
-      labels = read_values(content, file.path, label_column)
+      labels = _column_values(content, file.path, label_column, len(locations))
     if config.units is not None:
       columns = [name for name in schema.names if name not in images]
       _check_column(schema, columns, "--units", config.units, file.path)
-      units = read_values(content, file.path, config.units)
+      units = _column_values(content, file.path, config.units, len(locations))
   return FileRows(
     column=image,
     locations=locations,
@@ -190,6 +203,16 @@ def parquet_rows(
     are_indices=bool(class_names),
     units=units,
   )
+
+
+def _column_values(
+  content: Any, path: str, column: str, num_rows: int
+) -> list[Any]:
+  """The values of a column of the file, or of the folders that it is in."""
+  partitions = partition_columns(path)
+  if column in partitions:
+    return [partitions[column]] * num_rows
+  return read_values(content, path, column)
 
 
 def read_values(content: Any, path: str, column: str) -> list[Any]:
@@ -262,10 +285,13 @@ def _row_groups(table: parquet.ParquetFile) -> list[Any]:
 
 
 def _column_bytes(group: Any, column: str) -> int:
-  """Bytes of the pages of a column in a row group, unpacked."""
+  """Bytes of a column in a row group, unpacked.
+
+  Pixels of one color are short in their pages, where they are encoded by runs.
+  """
   chunks = [group.column(i) for i in range(group.num_columns)]
   return sum(
-    chunk.total_uncompressed_size
+    max(chunk.total_uncompressed_size, chunk.num_values)
     for chunk in chunks
     if _is_part(chunk.path_in_schema, column)
   )
@@ -281,13 +307,14 @@ def _label_column(
 ) -> tuple[str, tuple[str, ...]]:
   """The column of labels, and the names of the classes, if it has such."""
   columns = [name for name in schema.names if name not in images]
+  candidates = [*columns, *partition_columns(path)]
   classes = class_labels(schema.metadata)
   if config.label:
-    label = resolve_choice(path, "--label", config.label, columns)
+    label = resolve_choice(path, "--label", config.label, candidates)
   elif classes:
     label = resolve_choice(path, "--label", None, list(classes))
   else:
-    label = resolve_choice(path, "--label", "label", columns)
+    label = resolve_choice(path, "--label", "label", candidates)
   _check_column(schema, columns, "--label", label, path)
   return label, classes.get(label, ())
 
@@ -296,9 +323,12 @@ def _check_column(
   schema: pa.Schema, columns: list[str], flag: str, name: str, path: str
 ) -> None:
   """Raises InputError unless a column is one of integers or strings."""
-  name = resolve_choice(path, flag, name, columns)
-  if columns.count(name) > 1:
+  partitions = partition_columns(path)
+  name = resolve_choice(path, flag, name, [*columns, *partitions])
+  if columns.count(name) > 1 or (name in partitions and name in schema.names):
     raise InputError(f"{path!r} has several columns {name!r}: leave one.")
+  if name in partitions:
+    return
   kind = schema.field(name).type
   if pa.types.is_dictionary(kind):
     kind = kind.value_type
@@ -309,8 +339,11 @@ def _check_column(
     )
 
 
-def _is_image(kind: pa.DataType) -> bool:
-  """Whether a column has bytes, or structs that have them."""
+def _is_image(field: pa.Field) -> bool:
+  """Whether a column has bytes, structs that have them, or pixels."""
+  if has_pixels(field):
+    return True
+  kind = field.type
   if isinstance(kind, pa.StructType):
     place = kind.get_field_index("bytes")
     if place < 0:
@@ -319,25 +352,3 @@ def _is_image(kind: pa.DataType) -> bool:
   if pa.types.is_dictionary(kind):
     kind = kind.value_type
   return kind in _BINARY
-
-
-def class_labels(
-  metadata: Mapping[bytes, bytes] | None,
-) -> dict[str, tuple[str, ...]]:
-  """The names of the classes of each ClassLabel column.
-
-  `datasets` notes them in the metadata of a file's schema; files that something
-  else wrote have none.
-  """
-  classes: dict[str, tuple[str, ...]] = {}
-  try:
-    noted = json.loads((metadata or {}).get(b"huggingface", b"{}"))
-    features = noted.get("info", {}).get("features", {})
-    for column, feature in features.items():
-      is_dict = isinstance(feature, dict)
-      if is_dict and feature.get("_type") == "ClassLabel":
-        names = feature.get("names") or ()
-        classes[column] = tuple(str(name) for name in names)
-  except (ValueError, AttributeError, TypeError, RecursionError):
-    return {}
-  return classes

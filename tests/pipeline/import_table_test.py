@@ -408,3 +408,30 @@ def test_two_kinds_of_units_are_refused(tmp_path, capsys):
     *("--unit-name", "user", "--units", "same-image"),
   )
   assert "give one of them" in fault
+
+
+@pytest.mark.parametrize("size", [-1, D])
+def test_a_row_without_a_vector_is_named(tmp_path, size):
+  embedding, label = vectors()
+  values = [*embedding]
+  values[140] = None
+  array = pa.array(values, pa.list_(pa.float32(), size))
+  pq.write_table(
+    pa.table({"embedding": array, "label": label}),
+    tmp_path / "a.parquet",
+    row_group_size=100,
+  )
+  with pytest.raises(InputError, match=r"a.parquet\[140\] has no embedding"):
+    import_table(tmp_path / "a.parquet", tmp_path / "c", num_classes=K)
+  assert not (tmp_path / "c").exists()
+
+
+def test_folders_of_partitions_are_columns_of_their_files(tmp_path):
+  embedding, label = vectors()
+  pq.write_to_dataset(
+    pa.table({"embedding": [*embedding], "label": label}),
+    tmp_path / "t",
+    partition_cols=["label"],
+  )
+  import_table(tmp_path / "t", tmp_path / "c", num_classes=K)
+  np.testing.assert_array_equal(rows_of(tmp_path / "c")["label"], sorted(label))
