@@ -4,10 +4,11 @@ import importlib.util
 import io
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from oneshot_dp.configs.errors import InputError, RunError, escaped
+from oneshot_dp.configs.errors import InputError, RunError, escaped, one_line
 
 RETRIES: Any = {"max_retries": 8}  # waiting 0.1 s, 0.2 s …
 _NO_RETRIES: Any = {"max_retries": 0}
@@ -23,6 +24,9 @@ name is free, which is what keeps two workers from writing over each other. A
 shard is far below the 5 GiB that a PUT may have."""
 _MAX_REASON_CHARACTERS = 300
 _LISTED_AT_ONCE = 1000
+_ODD_NAME = re.compile(r"(^|/)(\.{0,2})(/|$)|[\x00-\x1f\x7f]")
+"""Names that obstore does not take: with an empty part, . or .. or a control
+character."""
 PERMISSIONS = {
   "read": {"s3": "s3:GetObject", "gs": "storage.objects.get"},
   "list": {"s3": "s3:ListBucket", "gs": "storage.objects.list"},
@@ -66,6 +70,35 @@ class Remote:
       self._writers[seconds] = self._client(timeouts, RETRIES)
     return self._writers[seconds]
 
+  def names_after(self, after: str, error: Exception) -> list[str]:
+    """Names in the folder after one, by Arrow's client, which lists all.
+
+    InputError: Arrow's cannot either; it says what obstore's `error` is.
+    """
+    # It knows no entity tags, and holds the whole listing in memory: so it is
+    # asked where there is no other way.
+    from pyarrow import fs
+
+    place = "/".join(filter(None, (self._bucket, self._folder)))
+    try:
+      if self.scheme != "s3":
+        raise OSError("only s3:// can pass over it")
+      listed = _arrow_client().get_file_info(
+        fs.FileSelector(place, recursive=True)
+      )
+    except OSError as refused:
+      reason = escaped(str(error).partition("\n\nDebug")[0])
+      raise InputError(
+        f"{self.scheme}://{place}: {reason}; rename or remove it"
+        f" ({one_line(refused)})."
+      ) from error
+    names = []
+    for info in listed:
+      name = info.path.removeprefix(f"{place}/")
+      if info.type == fs.FileType.File and name > after:
+        names.append(name)
+    return sorted(names)
+
   def _client(self, timeouts: dict[str, str], retries: Any) -> Any:
     from obstore.store import GCSStore, S3Store
 
@@ -79,6 +112,19 @@ class Remote:
     if self._credentials is not None:
       options["credential_provider"] = self._credentials
     return S3Store(self._bucket, **options)
+
+
+def _arrow_client() -> Any:
+  """Arrow's client of S3, at the endpoint that obstore takes."""
+  from pyarrow import fs
+
+  endpoint = None
+  for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+    endpoint = endpoint or os.environ.get(variable)
+  if endpoint is None:
+    return fs.S3FileSystem()
+  scheme, _, host = endpoint.partition("://")
+  return fs.S3FileSystem(endpoint_override=host, scheme=scheme)
 
 
 def _boto3_credentials() -> Any:
@@ -100,16 +146,21 @@ class Listing:
   """The objects of a folder, a thousand at a time.
 
   A call that failed may be tried again: it goes on after the last name that
-  came.
+  came. Names that obstore does not take (a//b, a/./b, or with a newline) are
+  passed over, and named on standard error.
   """
 
-  def __init__(self):
+  def __init__(self, remote: Remote):
+    self._remote = remote
+    self._is_at_end = False
     self._stream: Iterator[Any] | None = None
     self._last: str | None = None
     self._in_order = True
 
   def next_entries(self, client: Any) -> list[Any]:
     """What obstore says of the next objects; an empty list at the end."""
+    if self._is_at_end:
+      return []
     if self._stream is None:
       if not self._in_order:
         raise InputError(
@@ -120,13 +171,38 @@ class Listing:
       self._stream = iter(stream)
     try:
       entries = list(next(self._stream, ()))
-    except Exception:
+    except Exception as error:
       self._stream = None
-      raise
+      if type(error).__name__ != "InvalidPathError":
+        raise
+      return self._pass_over(client, error)
     for entry in entries:
       if self._last is not None and entry["path"] <= self._last:
         self._in_order = False
       self._last = entry["path"]
+    return entries
+
+  def _pass_over(self, client: Any, error: Exception) -> list[Any]:
+    """What lies before an odd name, and the first object after it.
+
+    obstore gives nothing of the thousand names that the odd one is among, and
+    cannot begin behind it.
+    """
+    entries = []
+    is_past = False
+    for name in self._remote.names_after(self._last or "", error):
+      if _ODD_NAME.search(name):
+        is_past = True
+        print(
+          f"WARNING: passed over, for its name: {escaped(name, but='')}",
+          file=sys.stderr,
+        )
+        continue
+      entries.append(client.head(name))
+      self._last = name
+      if is_past:
+        return entries
+    self._is_at_end = True
     return entries
 
 

@@ -119,7 +119,7 @@ def iterate_files(store: Store) -> Iterator[tuple[str, tuple[int, str]]]:
     with _errors(store, "", "list"):
       yield from files.walk(store.place)
     return
-  listing = Listing()
+  listing = Listing(store.remote)
   while True:
     entries = _call(store, "", "list", listing.next_entries)
     if not entries:

@@ -78,6 +78,16 @@ def test_what_the_image_takes_is_enough_to_build_the_package(tmp_path):
   assert "oneshot_dp/configs/digits.npz" in names
 
 
+def test_manifest_starts_the_pool_that_is_tested_and_says_it_was_not_applied():
+  manifest = (ROOT / "extract" / "flink.yaml").read_text()
+
+  assert "NEVER APPLIED" in manifest
+  _, module, flag = flink.POOL
+  assert f"command: [python, -m, {module}]" in manifest
+  assert f"args: [{flag}]" in manifest
+  assert manifest.count("livenessProbe:") == manifest.count("  image: ")
+
+
 def test_packages_are_installed_as_the_makefile_does(tmp_path):
   make = (ROOT / "Makefile").read_text().replace("$(", "(")
   (run,) = (words for name, words in steps() if name == "RUN")

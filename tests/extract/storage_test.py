@@ -108,6 +108,38 @@ def test_listing_that_was_cut_goes_on_after_the_last_name(place, monkeypatch):
   assert len(pages) < 12
 
 
+ODD_NAMES = ("a//2.png", "a/./2.png", "b/x\ny.png")
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+@pytest.mark.parametrize("page_names", [1000, 2])
+def test_listing_goes_on_past_odd_names_and_names_them(
+  place, page_names, capfd
+):
+  url, server = place
+  server.page_names = page_names
+  names = ["a/0.png", "a/1.png", "b/3.png", "c.png"]
+  for name in [*names, *ODD_NAMES]:
+    server.objects[f"some/cache/{name}"] = name.encode()
+
+  listed = storage.list_files(storage.store_at(url))
+
+  assert list(listed) == names
+  assert listed["a/1.png"] == storage.state(storage.store_at(url), "a/1.png")
+  said = capfd.readouterr().err
+  assert said.count("passed over, for its name") == len(ODD_NAMES)
+  assert "a//2.png" in said
+
+
+@pytest.mark.parametrize("place", ["gs"], indirect=True)
+def test_odd_name_in_gs_is_named(place):
+  url, server = place
+  server.objects["some/cache/a//2.png"] = b"x"
+
+  with refused("a//2.png.*empty path segment; rename or remove it"):
+    storage.list_files(storage.store_at(url))
+
+
 @pytest.mark.slow
 @STORES
 def test_a_bad_network_makes_the_same_bytes_at_the_first_try(
