@@ -18,33 +18,47 @@ from oneshot_dp.extract.cache.shard_file import (
 from tests.extract.cache.caches import columns, import_rows, make_info, run_job
 
 
-@pytest.mark.parametrize(
-  ("split", "unit"), [("train", EXAMPLE), ("all", "patient"), ("2024", "user")]
+@pytest.fixture(
+  params=[("train", EXAMPLE), ("all", "patient"), ("2024", "user")]
 )
-def test_what_other_libraries_read(tmp_path, split, unit):
+def cache(request, tmp_path):
+  """A cache of two shards, of a split and a unit."""
+  split, unit = request.param
+  info = make_info(600, 20, split=split, unit=unit, shard_rows=300)
+  return run_job(tmp_path, info)
+
+
+def assert_blocks_are_of(cache, blocks):
+  mine = columns(cache)
+  assert set(blocks[0]) == set(mine)
+  for name, column in mine.items():
+    theirs = np.concatenate([block[name] for block in blocks])
+    np.testing.assert_array_equal(theirs, column)
+
+
+def test_cache_is_read_by_tfds_as_its_split_and_as_all(cache):
+  import tensorflow_datasets as tfds
+
+  split = cache.info.tfds_names[1]
+  builder = tfds.builder_from_directory(cache.path)
+
+  assert list(builder.as_data_source()) == [split]
+  assert builder.info.splits[split].num_examples == 4
+  for wanted in (split, "all"):
+    assert_blocks_are_of(cache, list(builder.as_data_source(split=wanted)))
+
+
+def test_cache_is_read_by_grain_block_by_block(cache):
   import tensorflow_datasets as tfds
   from grain import python as grain
 
-  info = make_info(600, 20, split=split, unit=unit, shard_rows=300)
-  cache = run_job(tmp_path, info)
-  mine = columns(cache)
+  features = tfds.builder_from_directory(cache.path).info.features
+  files = [f"{cache.path}/{shard.file}" for shard in cache.info.shards]
 
-  def same(found):
-    assert set(found[0]) == set(mine)
-    for name, column in mine.items():
-      theirs = np.concatenate([block[name] for block in found])
-      np.testing.assert_array_equal(theirs, column)
-
-  builder = tfds.builder_from_directory(tmp_path)
-  split = info.tfds_names[1]
-  assert list(builder.as_data_source()) == [split]
-  for wanted in (split, "all"):
-    same(list(builder.as_data_source(split=wanted)))
-  assert builder.info.splits[split].num_examples == 4
-  files = [f"{tmp_path}/{shard.file}" for shard in cache.info.shards]
   source = grain.ArrayRecordDataSource(files)
-  features = builder.info.features
-  same([features.deserialize_example_np(source[i]) for i in range(4)])
+
+  blocks = [features.deserialize_example_np(source[i]) for i in range(4)]
+  assert_blocks_are_of(cache, blocks)
 
 
 @pytest.fixture
@@ -87,74 +101,123 @@ def state(out, **changes) -> None:
     ("image_key", 5, "an image_key that is not its key"),
   ],
 )
-def test_every_row_is_looked_at(out, rows, name, value, said):
+def test_check_cache_finds_a_bad_value_in_any_row(out, rows, name, value, said):
   rows[name][270] = value
   forge(out, rows)
+
   problems = check_cache(out)
+
   assert any(said in problem for problem in problems)
   assert all("\n" not in problem for problem in problems)
 
 
-def as_stated(out, **changes) -> None:
-  """The first shard has the hash of the metadata, whatever it is."""
+def fit_metadata(out, **changes) -> None:
+  """Gives the metadata the first shard's size and hash, whatever it is."""
   data = (out / open_cache(out).info.shards[0].file).read_bytes()
   sha256 = hashlib.sha256(data).hexdigest()
   state(out, bytes=len(data), sha256=sha256, **changes)
 
 
-def test_keys_blocks_counts_and_records(out, rows, monkeypatch):
-  assert check_cache(out) == []
-  keys = np.random.default_rng(0).integers(0, 2**64, (300, 2), np.uint64)
-  forge(out, rows | {"image_key": keys})
-  assert sum("image_key" in p for p in check_cache(out)) == 2  # blocks
-  with monkeypatch.context() as patch:
-    patch.setattr(shard_file, "BLOCK_ROWS", 100)
-    forge(out, rows)
-    assert any("rows in 3 blocks" in p for p in check_cache(out))
-  forge(out, rows)
-  assert check_cache(out) == []
-  state(out, rows=299)
-  assert any("the metadata say 299" in p for p in check_cache(out))
-
+def write_records(out, records, options="group_size:1") -> None:
+  """Writes these records as the first shard."""
   from array_record.python import array_record_module
 
   path = out / open_cache(out).info.shards[0].file
-  writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
-  writer.close()
-  as_stated(out)
-  assert any("0 rows in 0 blocks" in p for p in check_cache(out))
-  writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
-  writer.write(b"\xff no block")
-  writer.close()
-  as_stated(out, blocks=1)
-  assert any("(not a block of rows" in p for p in check_cache(out))
-  options = "group_size:1,zstd"
   writer = array_record_module.ArrayRecordWriter(str(path), options)
-  writer.write(bytes(1 << 26))
+  for record in records:
+    writer.write(record)
   writer.close()
-  as_stated(out)
-  assert any("(it is no ArrayRecord file" in p for p in check_cache(out))
+
+
+def finds(out, text) -> bool:
+  """Whether a problem is found that says this."""
+  return any(text in problem for problem in check_cache(out))
+
+
+def test_check_cache_finds_nothing_wrong_with_a_sound_cache(out, rows):
+  forge(out, rows)  # with its own rows
+
+  assert check_cache(out) == []
+
+
+def test_check_cache_finds_keys_of_other_images_in_each_block(out, rows):
+  keys = np.random.default_rng(0).integers(0, 2**64, (300, 2), np.uint64)
+  forge(out, rows | {"image_key": keys})
+
+  problems = check_cache(out)
+
+  assert len([text for text in problems if "image_key" in text]) == 2
+
+
+def test_check_cache_finds_blocks_of_another_size(out, rows, monkeypatch):
+  with monkeypatch.context() as patch:
+    patch.setattr(shard_file, "BLOCK_ROWS", 100)
+    forge(out, rows)
+
+    assert finds(out, "rows in 3 blocks")
+
+
+def test_check_cache_finds_another_number_of_rows(out, rows):
+  forge(out, rows)
+  state(out, rows=299)
+
+  assert finds(out, "the metadata say 299")
+
+
+def test_check_cache_finds_a_shard_without_blocks(out, rows):
+  write_records(out, [])
+  fit_metadata(out)
+
+  assert finds(out, "0 rows in 0 blocks")
+
+
+def test_check_cache_finds_a_record_that_is_no_block(out, rows):
+  write_records(out, [b"\xff no block"])
+  fit_metadata(out, blocks=1)
+
+  assert finds(out, "(not a block of rows")
+
+
+def test_check_cache_unfolds_no_compressed_record(out, rows):
+  write_records(out, [bytes(1 << 26)], "group_size:1,zstd")
+  fit_metadata(out)
+
+  assert finds(out, "(it is no ArrayRecord file")
+
+
+def test_check_cache_finds_another_hash(out, rows):
   state(out, sha256="0" * 64)
-  assert any("its SHA-256 is another" in p for p in check_cache(out))
+
+  assert finds(out, "its SHA-256 is another")
 
 
-def test_files_beside_it_and_shards_of_two_jobs(out):
+def test_check_cache_finds_shards_of_two_jobs(out):
   cache = import_rows(out, make_info(40, 20))
+
   forge(out, next(cache.blocks([0])), extra_identity="other")
+
   assert check_cache(out) == [f"{out}: its shards are of 2 jobs"]
+
+
+def test_check_cache_finds_files_that_are_strange_or_gone(out):
+  import_rows(out, make_info(40, 20))
   (out / "pets-train.array_record-00001-of-00002").write_bytes(b"x")
   (out / "features.json").write_text("{}")
   (out / "dataset_info.json").unlink()
+
   problems = check_cache(out)
-  assert len(problems) == 4
+
+  assert len(problems) == 3
   assert "00001-of-00002 is not one of the cache's shards" in problems[0]
 
 
-def test_norms_have_the_same_bits_in_any_order():
+def test_stored_norm_has_the_same_bits_in_any_order():
   rng = np.random.default_rng(0)
   x = rng.standard_normal((50, 1000)).astype(np.float32)
-  norm = stored_norm(x)
   exact = np.sqrt((x.astype(np.longdouble) ** 2).sum(axis=1))
+
+  norm = stored_norm(x)
+
   np.testing.assert_allclose(norm, exact, rtol=1.2e-7)
   np.testing.assert_array_equal(stored_norm(x[3:9]), norm[3:9])
   np.testing.assert_array_equal(stored_norm(np.asfortranarray(x)), norm)
