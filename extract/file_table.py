@@ -198,6 +198,8 @@ def make_table(listed: Iterable[File]) -> FileTable:
     lengths.extend(map(len, encoded.split(b"\0")[:-1]))
     sizes.extend(block_sizes)
     versions.extend(block_versions)
+    # Disks and most stores list in order. Where one does not, files are sorted
+    # once: the order decides the number of each image.
     in_order = in_order and previous < paths[0]
     in_order = in_order and all(map(operator.lt, paths, paths[1:]))
     previous = paths[-1]

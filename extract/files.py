@@ -158,6 +158,8 @@ def write_once(path: str | os.PathLike, data: bytes | Iterable[bytes]) -> bool:
     final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = _open_unnamed(final)
     try:
+      # On the disk before it has a name: whoever finds the file finds all of
+      # it, also after a power cut.
       with os.fdopen(handle, "wb", closefd=False) as file:
         file.writelines(parts)
         file.flush()
@@ -172,6 +174,7 @@ def write_once(path: str | os.PathLike, data: bytes | Iterable[bytes]) -> bool:
       os.close(handle)
       if temporary is not None:
         os.unlink(temporary)
+    # The name is an entry of the folder, and is on the disk only with that.
     sync(final.parent)
   return True
 

@@ -264,6 +264,8 @@ def random_view(
   Returns:
     uint8 [s, s, 3].
   """
+  # All numbers that any attempt may need are drawn at once: which rectangle is
+  # taken then moves no other draw, and a view is the same in every version.
   uniform = _uniforms(key, view, _ATTEMPTS * _DRAWS_PER_ATTEMPT + 1)
   height, width = pixels.shape[:2]
   left, top, right, bottom = _inception_box(

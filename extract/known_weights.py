@@ -47,6 +47,8 @@ def remembered_location(sha256: str) -> str | None:
   if not re.fullmatch("[0-9a-f]{64}", sha256):
     return None
   try:
+    # A file may have been replaced since. A URL is not asked now: whoever loads
+    # it compares its SHA-256.
     note = files.read_regular(_folder() / sha256, _MAX_LOCATION_BYTES)
     location = note.decode("utf-8")
     if "://" in location or files.sha256(location) == sha256:

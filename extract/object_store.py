@@ -62,6 +62,9 @@ class Remote:
 
   def writer(self, num_bytes: int) -> Any:
     """A client whose time-out is long enough for a write of this size."""
+    # obstore sets time-outs for a client and not for a call. Powers of two of
+    # the shortest keep the number of clients, each with connections of its own,
+    # small.
     seconds = _WRITE_SECONDS
     while seconds < _WRITE_SECONDS + num_bytes / _SLOWEST_BYTES_PER_SECOND:
       seconds *= 2
@@ -294,6 +297,8 @@ def store_error(
   reason = str(error).split("\n")[0]  # what follows is long
   bucket = _bucket_url(url)
   code = re.search(r"<Code>(\w+)</Code>", str(error))
+  # From what needs no try again to what may need one: a wrong password that is
+  # tried for minutes looks like a slow network.
   if kind in ("AlreadyExistsError", "PreconditionError"):
     return FileExistsError(place)
   # Where virtual machines have their credentials; it is asked last.

@@ -39,6 +39,8 @@ def prefetch_map(
   pending: collections.deque[Future[list[_T]]] = collections.deque()
   with ThreadPoolExecutor(threads, "prefetch") as pool:
     try:
+      # A task is handed out whenever one is consumed, so at most `max_ahead`
+      # items are under way: decoded images are far larger than their files.
       for start in range(0, len(items), items_per_task):
         chunk = items[start : start + items_per_task]
         pending.append(pool.submit(map_chunk, chunk))

@@ -77,6 +77,8 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
     sha256 = sha256.lower()
     if not re.fullmatch("[0-9a-f]{64}", sha256):
       raise InputError(f"--weights-sha256 {sha256[:80]!a} is no SHA-256.")
+  # Every place ends as a file on this disk, whose bytes are hashed and parsed
+  # as any other's.
   if "://" not in location:
     path = pathlib.Path(location).expanduser()
   else:
@@ -112,6 +114,8 @@ def _download_from_store(location: str, shown: str) -> pathlib.Path:
   """
   configured = os.environ.get("ONESHOT_DP_WEIGHTS_DIR")
   cache = pathlib.Path(configured or "~/.cache/oneshot-dp/weights").expanduser()
+  # The name in the cache holds the object's version: what was downloaded once
+  # is used again only while the store has that version.
   folder, _, key = location.rpartition("/")
   store = storage.store_at(folder)
   try:
@@ -233,6 +237,8 @@ def read_tensors(path: pathlib.Path) -> tuple[Arrays, str]:
       arrays = _read_npz(path)
     else:
       arrays = _read_safetensors(path)
+    # Neither format can carry code, but each may carry integers or strings,
+    # which no network here has as weights.
     for name, array in arrays.items():
       # (NumPy does not count bfloat16 among its floating types.)
       if array.dtype.kind != "f" and array.dtype != ml_dtypes.bfloat16:
@@ -298,11 +304,14 @@ def parameters(
     The path of each in Flax, and its shape in PyTorch's layout.
   """
   images = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.float32)
+  # Only shapes are computed, so no memory is taken for weights that may not
+  # fit.
   tree = jax.eval_shape(network.init, jax.random.key(0), images)
   leaves: dict[Any, Any] = flax.traverse_util.flatten_dict(tree["params"])
   by_timm_name = {}
   for path, leaf in leaves.items():
     *modules, last = path
+    # PyTorch has a kernel's outputs first, Flax has them last.
     axes = range(leaf.ndim)
     if last == "kernel":
       axes = (1, 0) if leaf.ndim == 2 else (3, 2, 0, 1)
@@ -322,6 +331,8 @@ def check_arrays(
     ValueError: some are missing, unexpected or of another shape; the message
       names them all.
   """
+  # All faults at once: which arrays are missing says at a glance whether it is
+  # another network, or this one with something left out.
   wanted = parameters(network, image_size)
   misshapen = []
   for name, (_, shape) in wanted.items():
@@ -361,6 +372,8 @@ def flax_params(
   params = {}
   for name, (path, _) in parameters(network, image_size).items():
     array = arrays[name].astype(np.float32, copy=False)
+    # One NaN in the weights would make every embedding NaN, and the job would
+    # fail at its last step.
     if not np.isfinite(array).all():
       raise ValueError(f"{name} has values that are not finite")
     if path[-1] == "kernel":

@@ -72,6 +72,8 @@ class Backbone:
   @property
   def identity(self) -> dict[str, Any]:
     """Everything that decides its embeddings, as plain JSON values."""
+    # The place of the weights is not here: the same file elsewhere is the same
+    # network, and where it lies is nobody else's business.
     preprocess: dict[str, Any] = dataclasses.asdict(self.preprocessing)
     for field in ("mean", "std"):
       preprocess[field] = list(preprocess[field])
@@ -207,6 +209,8 @@ def load_backbone(
       preprocess = Preprocessing().changed(preprocess)
     return _load_user_function(name, path, preprocess)
 
+  # A file that was given counts as the published one does: its arrays must be
+  # those of the network that the name means, or it is refused.
   spec = backbone_spec(name)
   location = weights or spec.weights
   if location is None:
@@ -217,6 +221,8 @@ def load_backbone(
   if compute_dtype is None:
     compute_dtype = _default_compute_dtype()
   path = local_weights(location, weights_sha256)
+  # Where a receipt states how images were prepared, nothing else is asked: a
+  # head fits that and nothing else.
   if isinstance(preprocess, Preprocessing):
     preprocessing = preprocess
     source = "the request"
@@ -230,6 +236,8 @@ def load_backbone(
     remember_location(sha256, weights)
   apply = apply_function(network, preprocessing)
   side = preprocessing.image_size
+  # The dimension of embeddings is asked of the network itself, without
+  # computing one.
   image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.uint8)
   architecture = None
   if spec.timm is not None:
@@ -298,6 +306,8 @@ def timm_tensors(backbone: Backbone) -> Arrays:
     raise InputError(f"--backbone {backbone.name} is no network that timm has.")
   spec = backbone_spec(backbone.name)
   family = FAMILIES[spec.family]
+  # Read again rather than kept: the network has only what it reads, transposed,
+  # and with constants multiplied in.
   arrays, sha256 = read_without_classifier(path, family, backbone.preprocessing)
   if sha256 != backbone.weights_sha256:
     raise InputError(f"{escaped(str(path))} has changed since it was read.")
@@ -322,6 +332,8 @@ def _load_user_function(
   function is jitted, so it must be pure.
   """
   place, _, function_name = name.rpartition(":")
+  # Code and weights of the user's own: whatever they raise is told in one line,
+  # as an error of the request.
   params: Arrays = {}
   weights_sha256 = None
   if weights is not None:

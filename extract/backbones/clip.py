@@ -26,6 +26,8 @@ def infer_network(arrays: Arrays, embedding: str | None) -> vit.ViT:
   """Returns the network that a weights file belongs to; see `Family`."""
   if "norm_pre.weight" not in arrays:
     raise ValueError("there is no LayerNorm before the blocks, as CLIP has")
+  # A ViT has no projection: it infers the rest, as if the class token were
+  # read.
   projection_dim = None
   read_by_vit = embedding
   if embedding == "projection":

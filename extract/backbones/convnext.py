@@ -82,6 +82,8 @@ class Block(nn.Module):
       compute_dtype=self.compute_dtype,
       name="conv_dw",
     )
+    # Channels are last, so an MLP over them is a product of matrices, and
+    # LayerNorm needs no transpose.
     out = vit.layer_norm(name="norm")(convolve(x))
     out = vit.Mlp(_MLP_RATIO * channels, "gelu", dtype, name="mlp")(out)
     return x + out * self.param("gamma", nn.initializers.ones, (channels,))

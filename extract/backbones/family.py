@@ -91,6 +91,8 @@ def describe_layout(arrays: Arrays) -> str:
   Returns:
     A clause such as "the weights look like convnext_tiny".
   """
+  # Names of other programs first, as the advice is another: the weights are the
+  # right ones, in the wrong form.
   for name, program in _OTHER_LAYOUTS.items():
     if any(array == name or array.endswith(f".{name}") for array in arrays):
       return (

@@ -86,6 +86,8 @@ def to_timm_names(arrays: Mapping[str, np.ndarray]) -> Arrays:
   Raises:
     ValueError: the shapes are not Google's.
   """
+  # Google has query, key and value apart, timm has them in one array, in this
+  # order.
   parts: dict[str, list[np.ndarray]] = {}
   for name in sorted(arrays, key=_query_key_value_order):
     part = _to_pytorch_layout(name, arrays[name])
@@ -126,6 +128,8 @@ def _timm_name(name: str) -> str:
 def _to_pytorch_layout(name: str, array: np.ndarray) -> np.ndarray:
   """Joins the axes of attention heads, and puts a kernel's outputs first."""
   is_kernel = name.endswith(("/kernel", "/w"))
+  # Flax keeps attention heads as an axis of their own, PyTorch joins them with
+  # the channels.
   if "DotProductAttention" in name:
     if not is_kernel:
       array = array.reshape(-1)

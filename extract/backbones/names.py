@@ -293,6 +293,8 @@ def backbone_spec(name: str) -> BackboneSpec:
   >>> backbone_spec("siglip_b16").image_size
   224
   """
+  # A listed name has published weights. A name that only follows a kind's
+  # pattern is a network of that size, for weights of one's own.
   if name in _SPECS:
     return _SPECS[name]
   for kind in KINDS:

@@ -39,10 +39,15 @@ def load_network(
     InputError: the file is not of this backbone, or was trained on images that
       were normalized otherwise.
   """
+  # A file decides what it is: the network is inferred from the shapes of its
+  # arrays, and compared with the name. So a wrong file is refused, whatever it
+  # is called.
   family = FAMILIES[spec.family]
   image_size = preprocessing.image_size
   try:
     arrays, sha256 = read_without_classifier(path, family, preprocessing)
+    # Arrays, network, arrays of that network, parameters: each step refuses
+    # what does not fit, so that one wrong file has one error.
     network = _infer_network(spec, family, arrays, embedding)
     network = network.clone(compute_dtype=compute_dtype, **spec.model_kwargs)
     adapted = family.adapt_weights(network, arrays, image_size)
@@ -94,6 +99,8 @@ def read_without_classifier(
   if any("/" in name for name in arrays):  # Google's
     _check_normalization(arrays, preprocessing)
     arrays = to_timm_names(arrays)
+  # Classifiers of the pretraining task are dropped before the network is
+  # inferred: there are many kinds of them, and none is read.
   kept = {}
   for name, array in arrays.items():
     if not name.startswith(family.CLASSIFIER_WEIGHTS):

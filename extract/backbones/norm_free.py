@@ -166,6 +166,8 @@ def infer_network(arrays: Arrays, embedding: str | None) -> NormFree:
   for stage in range(len(blocks)):
     widths.append(len(arrays[f"stages.{stage}.0.conv3.weight"]))
   group = arrays["stages.0.0.conv2.weight"].shape[1]
+  # Groups are inferred from one kernel; a file of other groups would fail in
+  # the middle of the network, with a message about shapes.
   if kind == "nfnet" and any(width % (2 * group) for width in widths):
     raise ValueError(f"{widths} channels are no whole groups of {group}")
   return NormFree(kind, blocks, tuple(widths), len(arrays[root]), group)
@@ -184,6 +186,8 @@ def adapt_weights(network: NormFree, arrays: Arrays, image_size: int) -> Arrays:
   for name, array in arrays.items():
     module, _, leaf = name.rpartition(".")
     gain = arrays.get(f"{module}.gain")
+    # What is constant is multiplied into the arrays once: into the learned
+    # number behind the gate, into biases, and into kernels with their gains.
     if leaf == "skipinit_gain":
       adapted[name] = np.float32(2 * _ALPHA) * array.astype(np.float32)
     elif gain is None:

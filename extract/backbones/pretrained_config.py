@@ -41,6 +41,8 @@ def published_preprocessing(
       supported here.
     RunError: the Hub cannot be reached.
   """
+  # Beside the weights: in the same repository and revision, or in the same
+  # folder. From a bucket nothing but the weights is fetched.
   if location.startswith("hf://"):
     place = f"{location.rpartition('/')[0]}/{CONFIG_FILE}"
     path = hub_file_beside(location, CONFIG_FILE)
@@ -86,6 +88,8 @@ def preprocessing_from_timm(config: dict[str, Any]) -> Preprocessing:
     KeyError, TypeError, ValueError, OverflowError: something is missing, or not
       supported here.
   """
+  # Numbers from a file that anybody may have written decide how much memory an
+  # image takes: all of them are bounded.
   size = config.get("test_input_size") or config["input_size"]
   share = config.get("test_crop_pct") or config.get("crop_pct") or 1.0
   _, height, width = size

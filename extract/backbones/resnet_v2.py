@@ -229,6 +229,7 @@ def infer_network(arrays: Arrays, embedding: str | None) -> BiT | WideResNet:
   blocks = count_blocks(arrays, r"stages\.(\d+)\.blocks\.(\d+)\.conv1\.weight")
   root_channels = len(arrays["stem.conv.weight"])
   first_channels = len(arrays["stages.0.blocks.0.conv1.weight"])
+  # A BiT's block has three convolutions, a WRN's two.
   if "stages.0.blocks.0.conv3.weight" in arrays:
     return BiT(blocks, root_channels)
   return WideResNet(blocks, first_channels // 16)
@@ -257,6 +258,8 @@ def adapt_weights(
     if array.ndim == 4 and isinstance(network, BiT):
       adapted[name] = standardize(array, 1e-10)
     elif array.ndim == 4 and gain is not None:
+      # jax_privacy's kernels are gain·(w − mean)/√max(var·fan_in, 1e-4). With
+      # √fan_in moved into the gain, the floor is divided by fan_in.
       fan_in = array[0].size
       gain = gain / fan_in**0.5
       adapted[name] = standardize(array, 0.0, gain, floor=1e-4 / fan_in)
@@ -303,6 +306,8 @@ def standardize(
   Source: Qiao et al., "Micro-Batch Training with Batch-Channel Normalization
   and Weight Standardization" (2019), equation 8.
   """
+  # In float64 and on the host: standardized kernels have the same bits whatever
+  # device they are used on.
   wide = weight.astype(np.float64, order="C").reshape(len(weight), -1)
   # Infinities become NaN here, and are refused later, by name.
   with np.errstate(invalid="ignore"):

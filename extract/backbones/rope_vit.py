@@ -110,6 +110,8 @@ class Block(nn.Module):
     dense = functools.partial(nn.Dense, dtype=self.dtype)
     qkv = dense(3 * width, use_bias=False, name="attn.qkv")
     q, k, v = jnp.split(qkv(_norm(name="norm1")(x)), 3, axis=-1)
+    # Queries and keys are turned, values are not: their product depends on the
+    # distance of two patches, and what is mixed does not.
     q = rotated(q, rotation, self.heads)
     k = rotated(k, rotation, self.heads)
     mixed = vit.attention(q[:, :num_outputs], k, v, self.heads, self.dtype)
@@ -136,6 +138,8 @@ def rotation_of_grid(grid: int, dim: int, unrotated: int) -> Rotation:
     dim: channels of a head; the pairs are (i, i + dim/2).
     unrotated: tokens in front of the patches', whose angle is 0.
   """
+  # Constants of the compiled program, in float64 on the host: sines of large
+  # angles would lose digits in float32.
   centers = 2 * (np.arange(grid) + 0.5) / grid - 1
   rows, columns = np.meshgrid(centers, centers, indexing="ij")
   places = np.stack([rows.ravel(), columns.ravel()], axis=1)
@@ -153,6 +157,7 @@ def rotated(x: Array, rotation: Rotation, heads: int) -> Array:
   by_head = x.astype(jnp.float32).reshape(*x.shape[:2], heads, -1)
   first, second = jnp.split(by_head, 2, axis=-1)
   turned = jnp.concatenate([-second, first], axis=-1)
+  # Each pair of channels is a point in the plane, turned by its angle.
   out = by_head * cosine[:, None] + turned * sine[:, None]
   return out.reshape(x.shape).astype(x.dtype)
 
@@ -160,6 +165,7 @@ def rotated(x: Array, rotation: Rotation, heads: int) -> Array:
 def infer_network(arrays: Arrays, embedding: str | None) -> RopeViT:
   """Returns the network that a weights file belongs to; see `Family`."""
   width, _, patch, _ = arrays["patch_embed.proj.weight"].shape
+  # Everything else of a DINOv3 is in other ViTs, too.
   if "pos_embed" in arrays:
     raise ValueError(
       "there are position embeddings, which DINOv3 does not have"

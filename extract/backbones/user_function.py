@@ -62,6 +62,8 @@ def check_function(
   if len(shape) != 2 or shape[0] != 2:
     raise ValueError(f"{list(shape)} for 2 images; it must give [b, d]")
   run = jax.jit(apply)
+  # Two batches with the same first image and opposite second ones. A difference
+  # of the first embeddings beyond rounding can only come from the neighbor.
   rng = np.random.default_rng(0)
   batch = rng.integers(0, 256, images.shape, dtype=np.uint8)
   with_other_neighbor = np.stack([batch[0], ~batch[0]])

@@ -129,6 +129,8 @@ class CacheInfo:
   shards: tuple[Shard, ...] = ()
 
   def __post_init__(self):
+    # Metadata may come from a file that anybody wrote: sizes bound what is
+    # allocated for it, names are printed.
     sizes = {
       "source_num_examples": self.source_num_examples,
       "feature_dim": self.feature_dim,
@@ -248,6 +250,7 @@ class CacheInfo:
       InputError: the file is damaged, edited, or of another format version.
     """
     try:
+      # The version first: fields of another version would be called damage.
       fields = msgspec.json.decode(data, type=dict[str, Any])
       version = fields.get("format_version")
       if version != FORMAT_VERSION:
@@ -314,6 +317,7 @@ def tfds_files(info: CacheInfo) -> dict[str, bytes]:
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core import dataset_info
 
+  # To TFDS a record is one example, whose features are columns of bytes.
   features = {}
   for name, column in info.columns().items():
     features[name] = tfds.features.Tensor(

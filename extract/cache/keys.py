@@ -99,6 +99,8 @@ def direction_keys(
     has_direction = np.isfinite(scale[:, 0]) & (scale[:, 0] > 0)
     relative = buckets[has_direction] / scale[has_direction]
     cells = np.floor(relative * (_FINENESS / num_buckets) + 0.5)
+  # Scaling or rounding a row seldom moves a bucket over the border of its cell,
+  # and one row that keeps its key is enough to recognize the data.
   hashes = _hash_rows(cells.astype("<i4"), b"direction", 8)
   keys[has_direction] = hashes[:, 0]
   return keys
@@ -120,6 +122,8 @@ class _Projection(NamedTuple):
 def _projection(d: int) -> _Projection:
   """A pseudorandom projection, the same in every process and version."""
   stream = hashlib.shake_256(b"direction %d" % d).digest(8 * d)
+  # From a hash and not from a generator of NumPy, whose streams may change:
+  # keys of old ledgers are compared with those of new caches.
   words = np.frombuffer(stream, "<u8")
   num_buckets = min(_BUCKETS, d)
   per_bucket = max(1, min(d, _MOST_VALUES) // _BUCKETS)
@@ -144,6 +148,8 @@ def in_part(part: Part, rows: Rows) -> Bool[np.ndarray, " rows"]:
     True for each row that the part has.
   """
   if "unit_id" in rows:
+    # Where rows have units, the unit alone decides: all rows of a person are in
+    # one part, and which others are there does not matter.
     words = _unit_words(rows["unit_id"])
   else:
     words = rows["image_key"][:, 1]
@@ -160,6 +166,8 @@ def _unit_words(ids: Int64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
 
 def _hash_rows(rows: np.ndarray, kind: bytes, size: int) -> np.ndarray:
   """BLAKE2b of each row's bytes, as words of 64 bits [n, size / 8]."""
+  # BLAKE2b's `person` is the kind of key: the same bytes have different keys of
+  # different kinds.
   digests = []
   for row in np.ascontiguousarray(rows):
     digest = hashlib.blake2b(row.data, digest_size=size, person=kind)
@@ -181,6 +189,8 @@ def keys_of(cache: "FeatureCache") -> dict[str, UInt64[np.ndarray, " _keys"]]:
     Sorted 64-bit words without duplicates, at most `MOST_KEYS` of a kind. A
     kind that no row has is left out.
   """
+  # The smallest keys are a sample that is the same for equal rows: of two large
+  # data sets with common rows, both samples have common keys.
   image = _KeySample()
   direction = _KeySample()
   unit = _KeySample()

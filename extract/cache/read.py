@@ -127,6 +127,8 @@ class FeatureCache:
       raise InputError(f"{place} does not exist; {advice}.") from e
     except ValueError as e:
       raise InputError(f"{place} is damaged ({e}); {advice}.") from e
+    # Records are small, so that TFDS and Grain read them well; blocks are
+    # larger, as what follows wants them.
     num_rows = min(_MERGED_ROWS, _MERGED_VALUES // self.info.feature_dim)
     step = max(1, num_rows // BLOCK_ROWS)
     merged = []
@@ -141,6 +143,8 @@ def _merge(blocks: Sequence[Rows]) -> Rows:
   for name in blocks[0]:
     columns = [rows[name] for rows in blocks]
     num_bytes = sum(column.nbytes for column in columns)
+    # NumPy aligns to 16 bytes. Where an array begins at a multiple of 64, JAX
+    # on a CPU uses it where it is, and copies nothing.
     memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     aligned = memory[start : start + num_bytes].view(columns[0].dtype)
@@ -185,6 +189,8 @@ def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
   store = storage.store_at(path)
   if not storage.is_url(path) and os.path.isfile(path):
     raise InputError(f"{store.display_path()} is a file: {_ADVICE}.")
+  # The metadata alone: they are written last, so a directory that has them is
+  # complete, and the SHA-256 of each shard is compared when it is read.
   data = storage.read(store, INFO_FILE)
   if data is None:
     raise _not_a_cache(store)
@@ -236,6 +242,8 @@ def check_cache(path: str | os.PathLike) -> list[str]:
   info = open_cache(path).info
   store = storage.store_at(path)
   problems = [*_stray_shards(store, info), *_tfds_problems(store, info)]
+  # Ids are collected over all shards: a row that comes twice would be counted
+  # twice, and may be in two of them.
   ids = [np.empty(0, np.int64)]
   jobs = set()
   for shard in info.shards:
@@ -314,6 +322,8 @@ def _row_problems(place: str, rows: Rows, info: CacheInfo) -> Iterator[str]:
     else:
       has_key = key.any(axis=1)
   k = info.num_classes
+  # The first row of each fault is named, by its id. Its values are private,
+  # also in an error.
   for is_good, fault in (
     (is_finite, "an embedding that is not finite"),
     (has_norm | ~is_finite, "an embedding_norm that is not its norm"),

@@ -30,6 +30,8 @@ def validate_and_cast_rows(rows: Rows, info: CacheInfo, place: str) -> Rows:
       a label outside [0, K). The message names the example's id, never its
       label or embedding.
   """
+  # What is stored is checked beside what was given: the cast may overflow or
+  # underflow, and the norm is that of the numbers that will be read back.
   _check_columns(rows, info, place)
   columns = info.columns()
   with np.errstate(over="ignore", invalid="ignore"):

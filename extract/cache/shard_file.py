@@ -78,6 +78,7 @@ def _example_message() -> Any:
   """
   from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+  # The fields and numbers are those of TensorFlow's example.proto.
   field = descriptor_pb2.FieldDescriptorProto
   file = descriptor_pb2.FileDescriptorProto(name="block", package="p")
 
@@ -160,6 +161,8 @@ def encode_shard(rows: Rows, job: CacheJob, index: int) -> tuple[Shard, bytes]:
 
 def _encode_block(rows: Rows, job: CacheJob, start: int) -> bytes:
   """One record: the rows from `start` on, and the digest of their job."""
+  # The digest is in every record: a shard of another job is recognized by
+  # itself, whatever file says what should be there.
   values = {JOB_COLUMN: bytes.fromhex(job.digest)}
   for name in job.info.columns():
     values[name] = rows[name][start : start + BLOCK_ROWS].tobytes()
@@ -238,6 +241,8 @@ def read_shard(
     ValueError: it is not a shard, or not the expected one.
   """
   with storage.local_copy(store, name) as (path, file):
+    # Size and SHA-256, where they are known, come before the parser:
+    # ArrayRecord's C++ sees no other file than the expected one.
     size = file.seek(0, os.SEEK_END)
     if size > _max_shard_bytes(info):
       raise ValueError("it is larger than its rows")

@@ -213,6 +213,9 @@ def _all_shards(
   files: dict[str, tuple[int, str]],
 ) -> tuple[Shard, ...]:
   """The shards in order; RunError: one of them is not in the directory."""
+  # Descriptions come from workers, which may be elsewhere: what they describe
+  # must be in the listing, at that size. Its SHA-256 is compared whenever it is
+  # read.
   described = {shard.file: shard for shard in shards}
   ordered = []
   missing = []
@@ -272,6 +275,7 @@ def write_cache(
   info = dataclasses.replace(info, keys="embedding")
   job = CacheJob(info=info, extra_identity="import")
   store = storage.store_at(directory)
+  # What is there before is not this call's, and stays if it fails.
   names_before = set(storage.list_files(store))
   shards = []
   start_or_resume(directory, job)
@@ -297,6 +301,8 @@ def _undo(
   store: storage.Store, written: set[str], names_before: set[str]
 ) -> None:
   """Removes what a failed import wrote, but nothing that is another's."""
+  # Others may be at work in the same directory: only what this call wrote is
+  # removed, and the job's file only if nobody else's shards need it.
   names_now = set(storage.list_files(store))
   if INFO_FILE not in names_now:  # else it is another call's finished cache
     own = set(written)
@@ -312,6 +318,8 @@ def _cut_into_shards(
   blocks: Iterable[Rows], info: CacheInfo, place: str
 ) -> Iterator[Rows]:
   """Checks rows, and yields as many at a time as a shard has."""
+  # Blocks may have any size; shards have one, as it decides which rows are in
+  # which file, and so the bytes of the cache.
   waiting: Rows = {}
   num_rows = 0
   given_ids = []

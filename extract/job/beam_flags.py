@@ -31,6 +31,8 @@ def split_beam_flags(
   Raises:
     InputError: a flag of Beam that takes one value is given twice, or has none.
   """
+  # Beam's flags are asked of Beam, as the runners that are installed add
+  # theirs.
   actions = _beam_actions()
   taken: list[str] = []
   others: list[str] = []

@@ -78,6 +78,8 @@ def run_extraction(
     RunError: a worker, the runner or a disk failed.
     KeyboardInterrupt: Ctrl-C; says what is kept, and what may still run.
   """
+  # What costs nothing comes first, then the listing, then the weights. The
+  # output is touched only when all of these are there.
   options = _beam_options(beam_flags)
   source = open_source(config.source)
   _check_source(source, out)
@@ -85,6 +87,8 @@ def run_extraction(
   embedder = load_embedder(config)
   print(embedder.backbone.summary, file=sys.stderr)
   info = cache_info(config, source, embedder.backbone)
+  # The listing belongs to the job: a photograph that was added or exchanged
+  # makes it another one, which does not resume this one's shards.
   cache_job = CacheJob(info=info, extra_identity=listing_digest(source))
   if not start_or_resume(out, cache_job):
     return open_cache(out)
@@ -116,6 +120,8 @@ def _check_source(source: Source, out: str) -> None:
     raise InputError(f"{source.name}, split {source.split}: no images.")
   if not source.root:
     return
+  # The cache would be listed with the images when the job is run again, and the
+  # same command would be another job.
   images = storage.store_at(source.root).place
   if images and storage.store_at(out).place.startswith(f"{images}/"):
     raise InputError(f"--out {out} is among the images: name another place.")
@@ -149,6 +155,8 @@ def absolute_job(job: Job) -> Job:
   Its identity stays that of the paths that were given: the same job may be
   resumed without Beam.
   """
+  # Workers of this machine may have another working folder. On others a path
+  # means what it means there, which `load_job` finds out.
   weights = job.config.weights
   if weights is not None:
     weights = _absolute_path(weights)
@@ -249,6 +257,8 @@ def _all_broken(
       return f"{source.display_path(index)} ({error})"
     return None
 
+  # The job has failed at one broken image. A person who removes it would meet
+  # the next one an hour later, so the others are looked for now.
   indices = range(len(source))[:_MAX_SCANNED]
   broken = []
   with (

@@ -47,6 +47,8 @@ def job_server(runner: Any, options: PipelineOptions) -> Iterator[None]:
     yield
     return
   with _signal_handlers_kept():
+    # Beam does not say which process it started: it is the one that was not
+    # there before.
     before = _children()
     try:
       server = runner.default_job_server(options)

@@ -45,6 +45,8 @@ def listing_parts(source: Source) -> Iterator[str]:
 
   Names of files need not be valid UTF-8, which Python's JSON allows.
   """
+  # The order of the fields is fixed: the digest is in every record of a cache,
+  # and equal sources must have equal bytes.
   public = {
     "kind": type(source).__name__,
     "name": source.name,
@@ -127,6 +129,7 @@ def encode_header(source: Source) -> bytes:
     "unit": source.unit,
     "root": source.root,
   }
+  # TFDS finds examples by their index: a worker needs no listing of them.
   if not source.IS_LISTED:
     header["files"] = list(source.files)
     header["columns"] = source.columns

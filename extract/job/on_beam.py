@@ -152,6 +152,8 @@ class _Graph(threading.Thread):
 
   def __init__(self, job: Job, run: str, options: PipelineOptions):
     super().__init__(name="beam", daemon=True)
+    # A name of ours, so that the operator of an engine finds the job in its
+    # list.
     cloud = options.view_as(GoogleCloudOptions)
     if not cloud.job_name:
       cloud.job_name = f"oneshot-dp-{run}"
@@ -183,6 +185,8 @@ class _Graph(threading.Thread):
 
   def run(self) -> None:
     try:
+      # Some runners return at once and others at the end, and errors come from
+      # either call: both are on this thread, and the main thread only waits.
       self.result = self._pipeline.run()
       state = self.result.wait_until_finish()
       if state not in (None, "DONE"):
@@ -225,6 +229,8 @@ class _LostWorkers:
 
 def _wait(job: Job, graph: _Graph, bar: tqdm) -> None:
   """Runs the graph to its end; RunError: what a runner does not notice."""
+  # Three ways to end: the graph says so, a worker process died, or no new shard
+  # has appeared for too long, which is how a hung engine looks.
   stall_seconds = job.config.stall_seconds
   start = time.monotonic()
   last_progress = start
@@ -321,6 +327,9 @@ def _as_our_error(error: BaseException) -> BaseException:
   text = str(error)
   if isinstance(error, InputError | RunError):
     return type(error)(text.partition(" [while running")[0])
+  # Runners bring the traceback of a worker as text. The last error of ours in
+  # it is what the worker ended by, with the name of its host; those before are
+  # causes.
   raised = re.findall(
     rf"configs\.errors\.({'|'.join(_OUR_ERRORS)}):"
     r" (.*?)(?: \[while running|\n|$)",

@@ -193,6 +193,8 @@ def _start_batches(
   max_pixels: int,
 ) -> Iterator[tuple[list[_Prepared], list[jax.Array]]]:
   """Examples, and the embeddings of all their images, as yet uncomputed."""
+  # All views of an example are in one group, since a row is their mean. A group
+  # of one example may take several batches.
   images_per_example = views or 1
   batch_size = embedder.batch_size
   group_size = max(1, batch_size // images_per_example)
@@ -253,6 +255,7 @@ def _collect(
   group: list[_Prepared], results: list[jax.Array], unit: str
 ) -> Batch:
   """Waits for the embeddings of a group, and makes rows of them."""
+  # Here the host waits for the devices.
   embedding = np.concatenate([np.asarray(result) for result in results])
   num_views = len(group[0].images)
   # Without the padding; the mean over views is taken in float64.

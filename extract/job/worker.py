@@ -67,6 +67,8 @@ class _StopFile:
 
   def check(self) -> None:
     """Raises StoppedError if the launch was told to stop."""
+    # A look is a request, which stores charge: once in two seconds, not once a
+    # batch.
     now = time.monotonic()
     if not self._is_there and now - self._looked_at > _LOOK_SECONDS:
       self._is_there = _read(self._out, f"stop.{self._run}") is not None
@@ -220,6 +222,8 @@ def load_job(out: str, run: str) -> Job:
   config, cache, header, pieces = msgspec.json.decode(data, type=content)
   embedder = load_embedder(config)
   backbone = embedder.backbone
+  # A worker with other weights or libraries would make rows that look right,
+  # and belong to another network.
   expected = {**cache.info.backbone, **cache.info.computed_by}
   actual = backbone.identity | compute_environment(backbone, config)
   for name, value in actual.items():

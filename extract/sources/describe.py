@@ -67,6 +67,9 @@ def describe_images(
   if config.units == SAME_IMAGE:
     # Whose an image is follows from the image: nothing of it can be wrong.
     config = dataclasses.replace(config, units=None)
+  # What an extraction would do is tried with its own code. An error does not
+  # end the report: it becomes a line of it, and the rest is looked at all the
+  # same.
   paths = expand_location(config.location)
   report = ImagesReport(location=" ".join(config.location))
   files: list[File] = []
@@ -134,6 +137,8 @@ def _describe_tables(
   for file in files:
     if not is_table(file.path):
       report.passed_over.append(file.path)
+  # Each table is opened by itself, so that one broken file hides none of the
+  # others.
   places = list(paths)
   if tables:
     places = [os.path.join(paths[0], table) for table in tables]
@@ -242,6 +247,7 @@ def _scan_images(
   images = _AllImages(found.images)
   total = len(images)
   # (Both stay zero where an image is broken.)
+  # Threads write to different rows of these arrays, so no lock is needed.
   keys = np.zeros((total, 2), np.uint64)
   sides = np.zeros((total, 2), np.int32)
   faults: dict[int, str] = {}
@@ -313,6 +319,8 @@ def _sizes(sides: Int32[np.ndarray, "n 2"]) -> list[str]:
 
 def _equal_keys(keys: UInt64[np.ndarray, "n 2"]) -> list[list[int]]:
   """Groups of at least two indices whose keys are equal, and not zero."""
+  # Equal keys are neighbors once sorted: a dictionary of millions of images
+  # would take ten times the memory.
   order = np.lexsort((keys[:, 1], keys[:, 0]))
   differs = (np.diff(keys[order], axis=0) != 0).any(axis=1)
   groups: list[list[int]] = []

@@ -45,6 +45,8 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
     prefix = f"{split}/"
     files = files.below(prefix)
     folders = listed_files.folders_in(root, files)
+  # After the split was chosen: a broken link in another split is no concern of
+  # this one.
   listed_files.refuse_broken(root, files)
   images = files.select(_are_images(files))
   _refuse_strays(root, images)
@@ -59,6 +61,8 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
     ]
     unit, numbers = units_of_files(config.units, paths, others, prefix)
     unit_ids = np.array(numbers, np.int64)
+  # The label of an image is the number of its folder's name, in sorted order:
+  # the same on every machine.
   label_of = {name: label for label, name in enumerate(names)}
   labels = np.array([label_of[folder] for folder in with_images], np.int32)
   return Source(
@@ -145,6 +149,8 @@ def _class_names(
     folders: all of them.
     with_images: those that have images.
   """
+  # Which folders there are is public, which have images is not: a class that
+  # disappears with its last image would tell of that image.
   stated = config.class_names
   if not with_images:
     raise InputError(f"{root!r} must have a folder of images for each class.")

@@ -56,6 +56,9 @@ def class_names(
     InputError: nobody states the classes, two state them differently, or a
       name is not a valid one.
   """
+  # Names come from the data's metadata, or from a flag, and never from the
+  # labels: a class with one image would show by its name that the image is
+  # there.
   names = tuple(str(name) for name in in_data)
   if config.class_names:
     if names and names != config.class_names:
@@ -151,6 +154,8 @@ def label_numbers(
   Raises:
     InputError: rows have none of the classes; it names a few.
   """
+  # All rows are looked at before anything is said: a person who fixes one row
+  # at a time would need as many runs.
   known = _known_labels(names, are_indices)
   labels: list[int] = []
   wrong: list[str] = []

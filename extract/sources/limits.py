@@ -76,6 +76,7 @@ class ByteCache(Generic[_T]):
       self._bytes = 0
 
   def _remove_oldest(self) -> None:
+    # The newest stays even if it alone is too large: somebody waits for it.
     while self._bytes > self._max_bytes and len(self._values) > 1:
       _, oldest = self._values.popitem(last=False)
       self._bytes -= self._size_of(oldest)

@@ -90,6 +90,9 @@ def read(file: File, start: int = 0, size: int | None = None) -> bytes:
     InputError: it has more bytes than any image has.
     RunError: it cannot be read any more, or is not the file that was listed.
   """
+  # Asked for exactly as many bytes as were listed, and compared with the
+  # version that was listed: an image that was exchanged meanwhile is an error,
+  # and not another row.
   size = file.size if size is None else size
   if size > MAX_IMAGE_BYTES:
     raise InputError(

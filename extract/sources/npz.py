@@ -45,6 +45,8 @@ def read_row(file: File, name: str, row: int, _: int = 0) -> np.ndarray:
 
 def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   """The images of an npz; InputError: an array is not as it should be."""
+  # Labels and owners are read now, images too, as an npz cannot be read in
+  # parts: all of an array or nothing.
   label_key = config.label or "label"
   labels: list[Any] = []
   class_names: list[Any] = []

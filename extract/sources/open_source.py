@@ -72,6 +72,8 @@ def open_source(config: SourceConfig) -> Source:
   if config.data_dir is not None:
     raise InputError("--data-dir is for tfds:NAME: leave it out.")
   paths = expand_location(config.location)
+  # A folder with an image anywhere in it is a folder of images, and tables
+  # beside them are passed over; without one it is a folder of tables.
   if len(paths) == 1:
     files = listed_files.files_in(paths[0])
     if any(is_image(path) for path in files.paths()):
@@ -133,6 +135,8 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
 
   InputError: a row has no label or owner, or files are of different classes.
   """
+  # Each file is checked as if it were alone, and all must have the same
+  # classes: a label would else mean one class here and another there.
   names: tuple[str, ...] = ()
   unit_names: dict[int, str] = {}
   all_rows: list[FileRows] = []
@@ -210,6 +214,8 @@ def open_unlabeled(paths: Sequence[str]) -> Source:
       files.append(listed_files.file_at(path))
       continue
     listed_files.refuse_broken(path, members)
+    # The rule of `open_source`: images of a folder, or else its tables, not
+    # both.
     chosen = [file for file in members if is_image(file.path)]
     if not chosen:
       chosen = [file for file in members if is_table(file.path)]

@@ -120,6 +120,8 @@ class Source:
   def image(self, index: int) -> ImageData:
     """The image of an example, undecoded."""
     number, column, first, second = self._found(self._place(index))
+    # A file is opened anew for each image, so that threads and processes share
+    # a source freely. Formats keep what is worth keeping.
     listed = self.files[number]
     file = listed._replace(path=os.path.join(self.root, listed.path))
     return format_of(file.path).read_image(file, column, first, second)

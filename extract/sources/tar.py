@@ -52,6 +52,7 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   with listed_files.opened(file, "tar") as content:
     samples = _samples(content, file)
     check_rows(file.path, len(samples))
+    # WebDataset's name for the class is cls; json has fields of any name.
     label_key = config.label
     if label_key is None:
       has_cls = any("cls" in sample for sample in samples)
@@ -60,6 +61,8 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
       labels = _values(content, samples, label_key, file.path)
     if config.units is not None:
       units = _values(content, samples, config.units, file.path)
+  # An image is a range of the tar: workers read it without a look at the
+  # headers.
   locations = np.zeros((len(samples), 2), np.int64)
   for row, image in enumerate(_images(samples, config.image, file.path)):
     locations[row] = image.start, image.size
@@ -76,6 +79,8 @@ def _images(
   samples: Sequence[_Sample], extension: str | None, path: str
 ) -> list[Member]:
   """The image of each sample; InputError: one has none, or several."""
+  # A sample with two images, a photograph and its mask, say, is not decided by
+  # which comes first: a flag has to say it.
   extensions = [suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES]
   if extension is not None:
     extensions = [extension]
@@ -99,6 +104,8 @@ def _samples(content: BinaryIO, file: File) -> list[_Sample]:
   """The members of each sample, by extension, in the order of the file."""
   samples: dict[str, _Sample] = {}
   for member in read_members(content, file.size):
+    # As WebDataset does: the name ends at the first dot, so that a.seg.png
+    # belongs to a.jpg. Folders count: a/1.jpg and b/1.jpg are two samples.
     folder, _, name = member.name.removeprefix("./").rpartition("/")
     stem, dot, extension = name.partition(".")
     if not (stem and dot) or listed_files.is_ignored(folder):
@@ -154,6 +161,8 @@ def read_members(content: BinaryIO, file_size: int) -> Iterator[Member]:
     size = header.size
     if "size" in changes:
       size = _parse_size(changes["size"])
+    # Bytes of a sparse file are not in the tar as they are, so a range of it is
+    # not the image.
     is_sparse = any(key.startswith("GNU.sparse") for key in changes)
     if header.type not in tarfile.REGULAR_TYPES:
       is_sparse = True
@@ -220,6 +229,8 @@ def _values(
 
   None where the sample has no such file or field.
   """
+  # One rule for the whole tar: either the samples have a file of this name, or
+  # their json has a field of it.
   is_file = any(key in sample for sample in samples)
   values: list[Any] = []
   for sample in samples:

@@ -83,6 +83,7 @@ class Tfds(Source):
   def _opened(self) -> tuple[Any, Any, Any]:
     """The records, and what parses them, in this process."""
     builder = _prepared_builder(self.root, None)
+    # Workers open the data set by themselves, and it may be another one there.
     if _files_of(builder, self.split) != self.files:
       raise RunError(
         f"{self.name}, {self.split}, is not here what it was where the job was"
@@ -130,6 +131,8 @@ def open_tfds(config: SourceConfig) -> Tfds:
   split = resolve_choice(
     f"tfds:{full_name}", "--split", config.split, sorted(sizes)
   )
+  # Labels stay in the records: zeros stand here for how many there are, and
+  # each is read with its image.
   source = Tfds(
     name=config.name or full_name.removesuffix(f"/{builder.version}"),
     split=split,
@@ -141,6 +144,7 @@ def open_tfds(config: SourceConfig) -> Tfds:
     columns=tuple(columns),
     locations=np.zeros((0, 3), np.int64),
   )
+  # Where the job starts, so that a data set that cannot be read is found now.
   source.open()
   return source
 

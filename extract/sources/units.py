@@ -39,6 +39,8 @@ def units_of_column(
     InputError: values that are neither; a row without one (None or blank); two
       names of one number.
   """
+  # Integers stay what they are, strings are hashed. Of a mixture of both, 7 and
+  # "7" may be one person or two.
   kinds = {type(value) for value in values} - {type(None)}
   if kinds == {int} and None not in values:
     if min(values) in _INT64 and max(values) in _INT64:
@@ -95,6 +97,8 @@ def units_of_files(
     InputError: `units` is neither; an image has no unit; a row is there twice,
       or names a file that does not exist.
   """
+  # A table must name every image, and nothing else: a row for a file that is
+  # not there is a slip, by which another image may have lost its owner.
   if units.lower().endswith(".csv"):
     unit, owner_of = _read_owners(units)
     strays: list[str] = []
@@ -131,6 +135,9 @@ def _search_owners(
   for image in images:
     found = pattern.search(image)
     owners.append(found[1] if found else None)
+  # An expression that finds a part of the common path makes one unit of
+  # everything, at no error: the whole data set would then be protected as one
+  # person.
   is_one = len(owners) > 1 and len(set(owners)) == 1
   if is_one and owners[0]:
     raise InputError(
@@ -161,6 +168,7 @@ def _read_owners(path: str) -> tuple[str, dict[str, str]]:
       f"{path!r} is not a valid CSV file in UTF-8: {error}."
     ) from error
   rows = [[field.strip() for field in line] for line in lines]
+  # The header names the unit, which is public and goes into receipts.
   header = rows[0] if rows else []
   if len(header) != 2 or header[0] != "file":
     raise InputError(
@@ -175,6 +183,7 @@ def _read_owners(path: str) -> tuple[str, dict[str, str]]:
       continue
     if len(row) != 2:
       raise InputError(f"{path!r}: {row[0]!r} has {len(row)} fields, not 2.")
+    # "./a.jpg" and "a.jpg" are one file.
     file = posixpath.normpath(row[0])
     if owner_of.get(file, row[1]) != row[1]:
       raise InputError(
