@@ -93,6 +93,8 @@ def peak_bytes(image: bytes, max_pixels: int) -> int:
     DecodeError: it is of another format, damaged, or has too many pixels.
   """
   with _opened(image) as opened:
+    # By the header alone: a few bytes may claim gigabytes of pixels, and memory
+    # that runs out ends the whole machine.
     width, height = opened.size
     pixels = width * height
     if pixels > max_pixels or max(opened.size) > MAX_SIDE:
@@ -169,6 +171,8 @@ def _unreadable(image: bytes) -> DecodeError:
 
 def _decode_jpeg(image: bytes, opened: ImageFile.ImageFile) -> DecodedImage:
   """Decodes a JPEG; DecodeError: libjpeg warns of what it had to make up."""
+  # Strict: what libjpeg warns of is an error here. A photograph that is half
+  # gray would else become a row like any other.
   colorspace = {"L": "GRAY", "CMYK": "CMYK"}.get(opened.mode, "RGB")
   warning = ""
   try:
@@ -241,6 +245,8 @@ def _rgb_of_16_bits(
     raise DecodeError(
       f"the image has samples of more than --bit-depth {bit_depth} bits"
     )
+  # The eight highest bits that are used lie in both bytes: those of the high
+  # one move up, and the upper ones of the low byte follow.
   low = _low_bytes(image, raw_mode)
   return (high << (16 - bit_depth)) | (low >> (bit_depth - 8))
 
@@ -294,6 +300,7 @@ def _upright(
     orientation = image.getexif().get(ExifTags.Base.Orientation)
   except SyntaxError:  # damaged EXIF says nothing; the pixels are sound
     return pixels
+  # EXIF's eight orientations are a transpose or none, and then up to two flips.
   if orientation in (5, 6, 7, 8):
     pixels = pixels.swapaxes(0, 1)
   if orientation in (2, 3, 6, 7):

@@ -136,6 +136,7 @@ def replace(place: pathlib.Path, data: bytes, mode: int = 0o600) -> None:
     RunError: disk or store fail.
   """
   if isinstance(place, Url):
+    # A store shows an object only when all of it is there.
     storage.overwrite(*_store_and_name(place), data)
     return
   unfinished = place.with_name(f".{place.name}.new")

@@ -92,6 +92,8 @@ class Backbone:
   @property
   def summary(self) -> str:
     """One line for people: the layer, how images are prepared, who says so."""
+    # Preprocessing that does not fit the weights fails nothing and costs
+    # accuracy, so a person reads which one is used, and who says so.
     images = self.preprocessing
     side = images.image_size
     if images.resize == "square":

@@ -172,6 +172,8 @@ def infer_network(arrays: Arrays, embedding: str | None) -> RopeViT:
     )
   if embedding not in (None, "cls", "mean"):
     raise ValueError(f"embedding {embedding!a} is none of cls, mean")
+  # Blocks are counted by their names, and heads follow from the width: 64
+  # channels each, in all sizes that were published.
   block_indices = set()
   for name in arrays:
     if name.startswith("blocks."):

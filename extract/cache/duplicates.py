@@ -102,6 +102,8 @@ def _differs_within(
   values: np.ndarray, is_first: Bool[np.ndarray, " n"]
 ) -> Bool[np.ndarray, " groups"]:
   """Tells which groups of neighbors have values that are not all equal."""
+  # Comparing neighbors is enough: values that are not all equal change
+  # somewhere between two of them.
   differs = np.zeros(len(values), bool)
   differs[1:] = (values[1:] != values[:-1]) & ~is_first[1:]
   groups = np.zeros(int(is_first.sum()), bool)
@@ -138,6 +140,8 @@ def describe_duplicates(
   Returns:
     Values by their captions, in the order to print them in.
   """
+  # These are counts of private rows, for whoever holds the cache: they go to
+  # the terminal, and into nothing that is released.
   what = "embedding" if info.keys == "embedding" else "image"
   lines: dict[str, str] = {"exact duplicates": "none"}
   if duplicates.rows:
@@ -163,6 +167,7 @@ def describe_duplicates(
 
 def _advice(duplicates: Duplicates, info: CacheInfo, what: str) -> str:
   """What the duplicates mean for ε, and what to do about it."""
+  # What protects an image that is there twice is a unit that has both rows.
   if info.unit == DISTINCT_IMAGE:
     return "all rows of one are protected together"
   if not info.has_units:

@@ -206,6 +206,7 @@ def _not_a_cache(store: storage.Store) -> InputError:
     return InputError(
       f"{place}: no such directory, or it is empty; give a cache."
     )
+  # Whoever names the wrong folder is told what it is, and what to give instead.
   if any(name.startswith("job.") for name in names):
     return InputError(
       f"{place} is not a finished cache (no {INFO_FILE}): run its extraction"

@@ -76,6 +76,8 @@ def _check_values(
   rows: Rows, stored: np.ndarray, norm: np.ndarray, info: CacheInfo, place: str
 ) -> None:
   """Raises InputError for the first row of values that a cache cannot hold."""
+  # The first fault of a block is told, by the id of its row: from what was
+  # given to what storing it makes of it.
   k = info.num_classes
   label = rows["label"]
   is_class = (label >= 0) & (label < k)

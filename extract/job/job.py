@@ -196,6 +196,8 @@ def cache_info(
   config: ExtractConfig, source: Source, backbone: Backbone
 ) -> CacheInfo:
   """The metadata of the cache that a job will make; public."""
+  # All of it is public, and known before an image is read: no count of private
+  # rows is among these fields.
   views = None
   if config.views:
     views = {

@@ -288,6 +288,8 @@ def _label_conflicts(
   images: _AllImages, groups: Sequence[Sequence[int]], splits: Sequence[Source]
 ) -> list[str]:
   """Equal images that are in several classes, each with its class."""
+  # Images are known by their place: the scan and the splits number them in ways
+  # of their own.
   class_of: dict[tuple[str, str, int, int], str] = {}
   if groups:
     for source in splits:

@@ -115,6 +115,8 @@ def _known_labels(names: Sequence[str], are_indices: bool) -> dict[Any, int]:
   known: dict[Any, int] = {}
   for label, name in enumerate(names):
     known[name] = label
+  # Labels may be names or numbers. Where they could be both, one of the two
+  # rules would put some rows into the wrong class without a word.
   are_numbers = [name.isascii() and name.isdecimal() for name in names]
   if are_indices:
     for label in range(len(names)):

@@ -49,6 +49,7 @@ class Tfds(Source):
   def __getitem__(self, index: int) -> Example:
     if not 0 <= index < len(self):
       raise IndexError(f"{index} is not in [0, {len(self)}).")
+    # Records are opened once in each process: what reads them cannot travel.
     records, features, decoders = self._opened
     try:
       record = records[index]

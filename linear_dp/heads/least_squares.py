@@ -56,6 +56,8 @@ def least_squares(
   ridge = max(
     math.sqrt(2 * rows.feature_dim) * noise, MIN_RIDGE_PER_ROW * rows.data.n
   )
+  # By eigenvalues, with negative ones set to 0: noise may have made them so,
+  # and the inverse would blow up near one of −λ.
   root, _ = inverse_square_root((moment + moment.T) / 2, ridge)
   kernel = sums_by_class.T if root is None else root @ root @ sums_by_class.T
   bias = np.zeros(kernel.shape[1], np.float32)

@@ -51,6 +51,8 @@ def prototypes(
   sums_by_class, _ = sums.release(
     "class sums", rows, class_sums, mu_squared=new_mu_squared
   )
+  # How long a sum is tells how many rows its class has. Only its direction is
+  # needed, so classes of few rows are not drowned by large ones.
   norm = np.linalg.norm(sums_by_class, axis=1, keepdims=True)
   directions = sums_by_class / np.where(norm > 0, norm, 1)
   return HeadResult(
