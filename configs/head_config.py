@@ -63,6 +63,8 @@ class PublicStart:
         f" {shape}, a vector for each class."
       )
     array = array.astype(np.float64)
+    # A vector of zeros gives its class the same score for every image: a slip
+    # in the file, which would show in accuracy only.
     for index, vector in enumerate(array):
       if not np.isfinite(vector).all():
         fault = "not finite"

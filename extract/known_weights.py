@@ -59,6 +59,7 @@ def remembered_location(sha256: str) -> str | None:
 
 
 def _folder() -> pathlib.Path:
+  # Outside of caches and heads: where a file lies is a fact about this machine.
   state = os.environ.get("XDG_STATE_HOME", "")
   # By the XDG specification a relative path is to be ignored.
   if not os.path.isabs(state):

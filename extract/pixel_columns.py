@@ -56,6 +56,8 @@ def noted_shape(field: pa.Field) -> Shape:
   if isinstance(field.type, pa.FixedShapeTensorType):
     if field.type.value_type == pa.uint8():
       shape = field.type.shape
+  # A note of another program may be anything: one that is not understood makes
+  # the column one of other numbers, and no error.
   elif name and _is_list_of_bytes(field.type):
     try:
       details = json.loads(noted[b"ARROW:extension:metadata"])
@@ -88,6 +90,8 @@ def pixels_of(cell: pa.Scalar, shape: Shape) -> UInt8[np.ndarray, "h w c"]:
   """
   if isinstance(cell, pa.ExtensionScalar):
     cell = cell.value
+  # A struct says the shape of each cell by itself, so its images may differ in
+  # size.
   is_bgr = False
   if isinstance(cell, pa.StructScalar):
     names = cell.type.names
@@ -106,6 +110,8 @@ def pixels_of(cell: pa.Scalar, shape: Shape) -> UInt8[np.ndarray, "h w c"]:
     values = np.frombuffer(cell.as_buffer(), np.uint8)
   else:
     values = cell.values.to_numpy()
+  # Shapes come from the file. Without this comparison a wrong one would make
+  # another picture of the same bytes, or a view of others.
   if len(shape) != 3 or math.prod(shape) != len(values):
     raise ValueError(f"{len(values):,} values are no image of shape {shape}")
   pixels = values.reshape(shape)

@@ -157,6 +157,8 @@ def passed_over(images: Sequence[str]) -> list[str]:
   """
   others = []
   for path in expand_location(images):
+    # The rule of `of_images`: images of a folder, or else its tables. What is
+    # neither is listed.
     files = listed_files.files_in(path)
     has_images = any(is_image(file.path) for file in files)
     for file in files:

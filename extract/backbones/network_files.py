@@ -116,6 +116,8 @@ def _check_normalization(
   Google trained all of them on pixels in [-1, 1]. Under a name that means
   another normalization nothing would fail, and many points of accuracy be lost.
   """
+  # jax_privacy's WRNs have slashes in their names as well, and were trained
+  # otherwise.
   is_vit_or_bit = any(
     name.startswith(("Transformer/", "resnet/root_block/"))
     for name in google_arrays

@@ -187,6 +187,8 @@ class CacheInfo:
   def shard_name(self, index: int) -> str:
     """The file name of a shard, as TFDS writes it."""
     dataset, split = self.tfds_names
+    # As many digits in all names, so that sorted names are in the order of the
+    # shards.
     digits = max(5, len(str(self.num_shards)))
     number = f"{index:0{digits}}-of-{self.num_shards:0{digits}}"
     return f"{dataset}-{split}.array_record-{number}"

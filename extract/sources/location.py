@@ -57,6 +57,8 @@ def expand_location(location: Sequence[str]) -> list[str]:
   """
   paths: list[str] = []
   for word in location:
+    # Braces are expanded here and not by the shell, which knows nothing of
+    # URLs.
     expanded: list[str] = []
     for path in expand_braces(os.path.expanduser(normalize(word))):
       expanded += expand_glob(path)
@@ -244,6 +246,8 @@ def resolve_split(
   InputError: there is no such split, or its files lie in several places.
   """
   split = resolve_choice(place, "--split", asked, sorted(by_split))
+  # Copies of a split in several folders, such as one for each size of shard,
+  # would put each image into the cache twice, with twice its sensitivity.
   patterns: set[str] = set()
   for path in by_split[split]:
     folder, name = os.path.split(_without_partitions(path))

@@ -73,6 +73,8 @@ class _GroupReader:
 
   def row(self, row: int) -> Any:
     """The cell of a row, as an Arrow scalar."""
+    # Rows come in order, a few threads apart: nearly all are in a batch that is
+    # kept.
     for batch in self.kept:
       if 0 <= row - batch.start < len(batch.images):
         return batch.images[row - batch.start]
@@ -118,6 +120,8 @@ class _Readers:
     """The cell of a row, as an Arrow scalar, and the shape of all pixels."""
     with self._lock:
       key = (file, column, group)
+      # Taken out and put in again, so that the dictionary is ordered by last
+      # use.
       reader = self._readers.pop(key, None)
       if reader is None:
         reader = _GroupReader(file, column, group)
@@ -176,6 +180,7 @@ def parquet_rows(
   config: SourceConfig, file: File, *, labeled: bool
 ) -> FileRows:
   """The rows of a Parquet file; InputError: it has no such columns."""
+  # The schema is in the footer: columns are chosen before any page is read.
   label_column = ""
   class_names: tuple[str, ...] = ()
   labels: list[Any] = []

@@ -124,6 +124,8 @@ class Canaries:
 
   def _columns(self, coins: Coins) -> dict[str, np.ndarray]:
     """The canaries as a block of a data set."""
+    # Longer than any row may be, so that clipping makes each canary as long as
+    # it can be: an audit with short canaries would find less.
     rows = _LENGTH * self.directions()[self.direction]
     rows = np.where(coins[:, None], rows, 0).astype(np.float32)
     if self.real is not None:
@@ -219,6 +221,8 @@ def make_probes(added: Contribution, basis: Basis | None) -> Probes | None:
   of the left factors of the canaries of each direction. Probes depend on what
   canaries add, and so on earlier releases, but not on the noise of this one.
   """
+  # Orthogonal twice over: canaries of different directions by their rows, those
+  # of one direction by their left factors.
   grouped = _by_direction(added.left, len(added.row))
   _, per_direction, q = grouped.shape
   if basis is None or q < per_direction:

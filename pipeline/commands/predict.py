@@ -77,6 +77,7 @@ def run(flags: Flags) -> Answer:
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
   check_positive("--max-pixels", flags.max_pixels)
+  # The place is tried first: embedding may take hours.
   to_stdout = str(flags.out) == "-"
   if not to_stdout:
     _check_out(flags)

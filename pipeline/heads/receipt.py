@@ -307,6 +307,7 @@ def _check_follows(
 
   Types count: 1 is not 1.0 here, and True is not 1.
   """
+  # Names of both sides: a field that is missing is as wrong as one too many.
   for name in {*written, *derived}:
     value = written[name]
     expected = derived[name]

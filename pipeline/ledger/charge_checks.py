@@ -95,6 +95,8 @@ def _check_unit(
   dataset: str, old: Sequence[LedgerEntry], new: Sequence[LedgerEntry]
 ) -> None:
   """Refuses charges of one data set for two privacy units."""
+  # ε of examples and ε of people do not add up: a sum of both would mean
+  # neither.
   units = {charge.unit for charge in (*old, *new)}
   if len(units) > 1:
     raise InputError(
@@ -113,6 +115,7 @@ def _check_cap(
   if cap is None:
     return
   names = " and ".join(dict.fromkeys(charge.description for charge in new))
+  # What has no noise has no μ², and would count as nothing.
   if any(charge.mu_squared is None for charge in new):
     raise InputError(
       f"{names}: the cap of {dataset!r}, {cap}, covers nothing that is NOT"

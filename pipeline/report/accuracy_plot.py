@@ -260,6 +260,7 @@ def _bars(means: Sequence[float], test: EvaluationSet) -> list[list[float]]:
 
 def _set_accuracy_axis(axes: Axes, how: str) -> None:
   """Spans enough percentage points, and says where the axis begins."""
+  # An axis that spans half a point would make noise look like a difference.
   low, high = axes.get_ylim()
   missing = max(0.0, _MIN_RANGE - (high - low)) / 2
   low = max(0, math.floor(low - missing))

@@ -241,6 +241,7 @@ def _largest_confusions(
   counts: np.ndarray, shares: np.ndarray, names: Sequence[str]
 ) -> list[_Confusion]:
   """The pairs of classes that are confused most often, in that order."""
+  # Only mistakes: the diagonal is recall, which has a table of its own.
   confusions = []
   for label, answer in zip(*np.nonzero(counts), strict=True):
     if label != answer:
@@ -262,6 +263,7 @@ def _choose_draws(rows: Sequence[HeadRow]) -> list[HeadRow]:
   Those of the middle ε, or of the smaller of two middle ones, and there of the
   kind of head with the best mean accuracy. The template says so.
   """
+  # Not the best ε of all, which would always be the weakest guarantee.
   candidates = [row for row in rows if math.isfinite(row.epsilon)]
   if not candidates:
     candidates = list(rows)
