@@ -42,9 +42,9 @@ def one_device_process():
     stdout=subprocess.PIPE,
     text=True,
   )
-  yield process
-  process.kill()
-  process.wait()
+  with process:  # which closes the pipe, also where nobody reads it
+    yield process
+    process.kill()
 
 
 @pytest.fixture(scope="module")
