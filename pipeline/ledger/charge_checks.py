@@ -1,6 +1,7 @@
 """What a ledger refuses to charge: rows of another name, units, caps."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.ledger.entries import (
@@ -41,17 +42,34 @@ def check_requests(
     _check_cap(dataset, cap_of(ledger.select("cap", dataset)), old, new)
 
 
+class KnownKeys(NamedTuple):
+  """How much of a set of keys is known as a data set's, at least.
+
+  Attributes:
+    rows: by any kind of key.
+    units: by their numbers.
+    images: rows by their images, or all of their numbers.
+  """
+
+  rows: int
+  units: int
+  images: int
+
+
 def shared_with_datasets(
   ledger: Transaction, keys: Keys
-) -> dict[str, tuple[int, int]]:
+) -> dict[str, KnownKeys]:
   """Data set → how many of these rows, and units, are known as its own."""
   shared = {}
   for dataset in dict.fromkeys(row.dataset for row in ledger.select("rows")):
     theirs = {kind: ledger.read_keys(dataset, kind) for kind in keys}
-    num_rows = count_shared(keys, theirs)
-    num_units = count_shared(keys, theirs, ["unit"])
-    if num_rows or num_units:
-      shared[dataset] = (num_rows, num_units)
+    known = KnownKeys(
+      rows=count_shared(keys, theirs),
+      units=count_shared(keys, theirs, ["unit"]),
+      images=count_shared(keys, theirs, ["image"]),
+    )
+    if known.rows or known.units:
+      shared[dataset] = known
   return shared
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.storage import is_url
 from oneshot_dp.pipeline.ledger.charge_checks import (
+  KnownKeys,
   check_requests,
   shared_with_datasets,
 )
@@ -130,7 +131,7 @@ class Ledger:
       charge_id = charge.parent_charge_id
     return chain
 
-  def shared(self, keys: Keys) -> dict[str, tuple[int, int]]:
+  def shared(self, keys: Keys) -> dict[str, KnownKeys]:
     """Data set → how many of these rows, and units, it was charged for.
 
     For the holder of the rows, and at least so many: see `Keys`. A unit's

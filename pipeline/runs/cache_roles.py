@@ -14,8 +14,9 @@ both caches; a note about what is allowed says "some".
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import DISTINCT_IMAGE
@@ -27,6 +28,11 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 Role = Literal["private", "public", "unlabeled"]
 _ONE_IN = 100
 """One row in so many of a test set may be a copy of a private one."""
+_RECOGNIZED_OF_BFLOAT16 = 0.003
+_RECOGNIZED_OF_FLOAT16 = 0.4
+"""Of copies that were scaled or rounded anew, the smallest share that was
+measured to keep the key of their direction (PRIVACY.md, section 6): what is
+seen of them is divided by it. Exact copies are known by another key."""
 _DIFFERENCES_SHOWN = 3
 
 
@@ -142,9 +148,6 @@ def _compare_caches(
   info = public.cache.info
   private_info = private.cache.info
   notes = []
-  # Rows are compared by content, so that a copy under another name, id or label
-  # is found; nobody has to say which files belong together.
-  rows = count_shared(public.keys, private.keys)
   units = 0
   # A unit's number means something within one data set alone. (Distinct images
   # are compared as rows: a test set may have a few twice.)
@@ -157,7 +160,16 @@ def _compare_caches(
       f"note: whether a {private_info.unit} is in both {private} and {public}"
       " cannot be checked: the two do not number them alike"
     )
-  notes += _judge(public, rows, units, str(private), allow_duplicates)
+  # Rows are compared by content, so that a copy under another name, id or label
+  # is found; nobody has to say which files belong together.
+  shared = _SharedRows(
+    seen=count_shared(public.keys, private.keys),
+    exact=count_shared(public.keys, private.keys, ["image"]),
+    recognized=recognized_share(
+      info.embedding_dtype, private_info.embedding_dtype
+    ),
+  )
+  notes += _judge(public, shared, units, str(private), allow_duplicates)
   return notes
 
 
@@ -166,23 +178,81 @@ def _compare_with_ledger(
 ) -> list[str]:
   """Compares a test set with all rows that the ledger was charged for."""
   notes = []
-  shared = ledger.shared(public.keys)
-  for dataset, (rows, shared_units) in shared.items():
+  for dataset, known in ledger.shared(public.keys).items():
     # In another data set a unit's number may be anybody's.
     info = public.cache.info
     is_known = dataset == info.dataset and info.unit != DISTINCT_IMAGE
-    units = shared_units if is_known else 0
+    units = known.units if is_known else 0
+    # In which precision those rows were stored is not known any more.
+    dtype = info.embedding_dtype
+    shared = _SharedRows(
+      seen=known.rows,
+      exact=known.images,
+      recognized=recognized_share(dtype, dtype),
+    )
     owner = f"the private rows of {dataset!r} in {ledger.path}"
-    notes += _judge(public, rows, units, owner, allow_duplicates)
+    notes += _judge(public, shared, units, owner, allow_duplicates)
   return notes
 
 
+def recognized_share(one_dtype: str, other_dtype: str) -> float:
+  """Of rows of two caches that differ in their rounding alone, how many match.
+
+  It is the least that was measured, for any kind of embedding.
+
+  >>> recognized_share("float32", "float32")
+  1.0
+  >>> recognized_share("float32", "float16")
+  0.4
+  """
+  if "bfloat16" in (one_dtype, other_dtype):
+    return _RECOGNIZED_OF_BFLOAT16
+  if one_dtype != other_dtype:
+    return _RECOGNIZED_OF_FLOAT16
+  return 1.0
+
+
+class _SharedRows(NamedTuple):
+  """Rows of a public cache that are private.
+
+  Attributes:
+    seen: how many were recognized.
+    exact: how many of these by their images, or all of their numbers. Others
+      were scaled or rounded anew.
+    recognized: the share of others that are recognized, at least.
+  """
+
+  seen: int
+  exact: int
+  recognized: float
+
+  @property
+  def at_most(self) -> int:
+    """How many there may be, with those that were not recognized."""
+    others = self.seen - self.exact
+    return self.exact + math.ceil(others / self.recognized)
+
+  def count(self, num_rows: int) -> str:
+    """Says how many of a cache's rows they are."""
+    at_most = min(self.at_most, num_rows)
+    if at_most == self.seen:
+      return f"{self.seen} of the {num_rows} rows"
+    return (
+      f"{self.seen} of the {num_rows} rows, and perhaps {at_most}, as most that"
+      " are rounded to another precision are not recognized,"
+    )
+
+
 def _judge(
-  public: CacheRole, rows: int, units: int, owner: str, allow_duplicates: bool
+  public: CacheRole,
+  shared: _SharedRows,
+  units: int,
+  owner: str,
+  allow_duplicates: bool,
 ) -> list[str]:
   """Refuses shared rows and units, or returns a note that they are allowed."""
   if public.role == "unlabeled":
-    return _judge_unlabeled(public, rows, units, owner)
+    return _judge_unlabeled(public, shared, units, owner)
   # One unit is enough to refuse: all its rows are protected together, and
   # accuracy on one of them is a statistic of it.
   if units:
@@ -192,18 +262,18 @@ def _judge(
       " set of others, or score these with --private-eval."
     )
   num_rows = _count_different_rows(public.keys)
-  are_few = rows * _ONE_IN <= num_rows
-  are_most = 2 * rows > num_rows
+  are_few = shared.at_most * _ONE_IN <= num_rows
+  are_most = 2 * shared.at_most > num_rows
   if not are_few and (are_most or not allow_duplicates):
     way_out = "leave them out, or score them with --private-eval"
     if not are_most:
       way_out += ", or accept them with --allow-duplicates"
     raise InputError(
-      f"the test set overlaps the private rows: {rows} of the {num_rows} rows"
-      f" of {public} are among {owner}, and accuracy on them is an exact"
-      f" statistic of private labels: {way_out}."
+      "the test set overlaps the private rows:"
+      f" {shared.count(num_rows)} of {public} are among {owner}, and accuracy"
+      f" on them is an exact statistic of private labels: {way_out}."
     )
-  if not rows:
+  if not shared.seen:
     return []
   # Not how many: notes go into logs, and the number follows from private rows.
   share = "at most one in a hundred" if are_few else "up to a half"
@@ -214,7 +284,7 @@ def _judge(
 
 
 def _judge_unlabeled(
-  public: CacheRole, rows: int, units: int, owner: str
+  public: CacheRole, shared: _SharedRows, units: int, owner: str
 ) -> list[str]:
   """Refuses private rows among public ones, from which weights are computed.
 
@@ -222,14 +292,16 @@ def _judge_unlabeled(
   has it anyway.
   """
   num_rows = _count_different_rows(public.keys)
-  if units or rows * _ONE_IN > num_rows:
-    shared = f"{units} {public.cache.info.unit}s" if units else f"{rows} rows"
+  if units or shared.at_most * _ONE_IN > num_rows:
+    which = shared.count(num_rows)
+    if units:
+      which = f"{units} {public.cache.info.unit}s"
     raise InputError(
-      f"the public rows overlap the private rows: {shared} of the {num_rows}"
-      f" rows of {public} are among {owner}, and a head learns from public"
-      " rows without noise: leave them out."
+      f"the public rows overlap the private rows: {which} of {public} are"
+      f" among {owner}, and a head learns from public rows without noise: leave"
+      " them out."
     )
-  if not rows:
+  if not shared.seen:
     return []
   return [
     f"note: some rows of {public}, at most one in a hundred, are among {owner};"

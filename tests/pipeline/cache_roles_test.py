@@ -10,6 +10,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import DISTINCT_IMAGE
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache import write
+from oneshot_dp.pipeline.ledger.entries import count_shared
 from oneshot_dp.pipeline.runs.cache_roles import (
   CacheRole,
   check_roles,
@@ -69,6 +70,54 @@ def test_duplicates(tmp_path, ledger, copies, factor, by):
     with pytest.raises(InputError, match="--private-eval") as refused:
       check_roles(casts, ledger, allow_duplicates=True)
     assert "--allow-duplicates" not in str(refused.value)
+
+
+@pytest.mark.parametrize("by", ["a cache", "the ledger"])
+@pytest.mark.parametrize("allow_duplicates", [False, True])
+def test_few_rows_seen_in_bfloat16_stand_for_many_that_are_not(
+  tmp_path, ledger, by, allow_duplicates
+):
+  """Of 10 copies among 200 rows two are recognized: one in a hundred."""
+  rng = np.random.default_rng(0)
+  embedding, others = rng.standard_normal((2, 200, 64)).astype(np.float32)
+  label = rng.integers(0, 4, 200)
+  train = write_rows(tmp_path / "train", embedding, label)
+  others[:10] = embedding[:10]
+  test = write_rows(
+    tmp_path / "test",
+    others,
+    label,
+    dataset="other",
+    split="test",
+    embedding_dtype="bfloat16",
+  )
+  casts = [private(train), public(test)]
+  if by == "the ledger":
+    charge(ledger, train)
+    del casts[0]
+  seen = count_shared(public(test).keys, private(train).keys)
+  assert 0 < 100 * seen <= 200
+
+  with pytest.raises(InputError, match="and perhaps 200, as most that are"):
+    check_roles(casts, ledger, allow_duplicates=allow_duplicates)
+
+
+def test_exact_copies_in_bfloat16_are_counted_as_they_are(tmp_path, ledger):
+  rows, (embedding, label) = clusters(), clusters((50,) * 4, seed=1)
+  embedding[:2] = rows[0][:2]
+  train = write_rows(tmp_path / "train", *rows, embedding_dtype="bfloat16")
+  test = write_rows(
+    tmp_path / "test",
+    embedding,
+    label,
+    dataset="other",
+    split="test",
+    embedding_dtype="bfloat16",
+  )
+
+  (note,) = check_roles([private(train), public(test)], ledger)
+
+  assert "at most one in a hundred" in note
 
 
 @pytest.mark.parametrize("by", ["a cache", "the ledger"])

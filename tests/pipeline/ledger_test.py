@@ -233,7 +233,7 @@ class TestRows:
     charge(1.0, rows=keys(1, 2) | keys(11, 12, kind="unit"), unit="user")
 
     rows = keys(2, 3) | keys(12, 13, kind="unit") | keys(5, kind="direction")
-    assert ledger.shared(rows) == {"pets": (1, 1)}
+    assert ledger.shared(rows) == {"pets": (1, 1, 1)}
     assert ledger.shared(keys(3)) == {}
 
   def test_nothing_is_known_without_a_file(self, ledger):
