@@ -1,8 +1,9 @@
 """Private rows as they are read, and what is public about them."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from jaxtyping import Bool
@@ -113,3 +114,17 @@ class PrivateDataset:
       f"{self.name}: example_id={ids[is_bad.argmax()]}: {reason}. Run"
       " `oneshot-dp verify` on the cache, then make it again."
     )
+
+
+def digest_of(*public: Any) -> str:
+  """SHA-256 of public numbers, strings and arrays, in hexadecimal.
+
+  Saved heads have these digests in the keys of their estimates: what goes into
+  one never changes.
+  """
+  digest = hashlib.sha256()
+  for value in public:
+    array = np.asarray("" if value is None else value)
+    digest.update(f"{array.dtype.str}{array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).tobytes())
+  return digest.hexdigest()

@@ -16,9 +16,10 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from oneshot_dp.configs.errors import RunError
+from oneshot_dp.linear_dp.dataset import digest_of
 from oneshot_dp.linear_dp.noise import NoiseSource, rounded_gaussian
 from oneshot_dp.linear_dp.quantize import ROW_NORM
-from oneshot_dp.linear_dp.rows import Rows, digest_of
+from oneshot_dp.linear_dp.rows import Rows
 from oneshot_dp.linear_dp.statistics import RowStatistic, class_sums
 from oneshot_dp.linear_dp.sum_kernels import exact_sum
 

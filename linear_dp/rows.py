@@ -7,7 +7,6 @@ zeros weighs nothing, and adds nothing to any sum.
 
 import collections
 import dataclasses
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.dataset import Block, PrivateDataset
+from oneshot_dp.linear_dp.dataset import Block, PrivateDataset, digest_of
 from oneshot_dp.linear_dp.privacy_units import (
   StoredRows,
   place_whole_units,
@@ -132,14 +131,23 @@ class Rows:
     """Reads all rows once.
 
     Raises:
-      InputError: on all hosts, if something is wrong with a row of one of them.
+      InputError: on all hosts, if something is wrong with a row of one of them,
+        or if all rows of all hosts are zeros.
     """
 
-    def read_all() -> None:
-      for _ in self.chunks():
-        pass
+    def find_row() -> np.ndarray:
+      has_row = False
+      for chunk in self.chunks():
+        # Devices are waited for only until the first row is found.
+        has_row = has_row or bool(np.asarray(chunk.weight).any())
+      return np.array([int(has_row)])
 
-    self.data.hosts.raise_together(read_all)
+    # A budget would be spent on nothing: rows of zeros add to no sum.
+    if not self.data.hosts.sum(find_row).any():
+      raise InputError(
+        f"{self.data.name}: all embeddings are zeros, so nothing can be learned"
+        " or scored: look for what went wrong in the backbone or the import."
+      )
 
   def mapped(
     self,
@@ -384,17 +392,3 @@ def _part_of(
     example_id=example_id,
     unit=block.get("unit_id", example_id),
   )
-
-
-def digest_of(*public: Any) -> str:
-  """SHA-256 of public numbers, strings and arrays, in hexadecimal.
-
-  Saved heads have these digests in the keys of their estimates: what goes into
-  one never changes.
-  """
-  digest = hashlib.sha256()
-  for value in public:
-    array = np.asarray("" if value is None else value)
-    digest.update(f"{array.dtype.str}{array.shape}".encode())
-    digest.update(np.ascontiguousarray(array).tobytes())
-  return digest.hexdigest()

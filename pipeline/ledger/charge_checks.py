@@ -80,8 +80,8 @@ def _check_rows_have_one_name(
 ) -> None:
   """Refuses rows that another data set has, in the file or in this command."""
   shared = []
-  for name, (num_rows, _) in shared_with_datasets(ledger, request.keys).items():
-    shared.append((name, num_rows))
+  for name, known in shared_with_datasets(ledger, request.keys).items():
+    shared.append((name, known.rows))
   # Two caches of one command may have rows in common as well, before the ledger
   # knows either of them.
   for other in requests:

@@ -232,7 +232,7 @@ class _SharedRows(NamedTuple):
     others = self.seen - self.exact
     return self.exact + math.ceil(others / self.recognized)
 
-  def count(self, num_rows: int) -> str:
+  def in_words(self, num_rows: int) -> str:
     """Says how many of a cache's rows they are."""
     at_most = min(self.at_most, num_rows)
     if at_most == self.seen:
@@ -270,8 +270,8 @@ def _judge(
       way_out += ", or accept them with --allow-duplicates"
     raise InputError(
       "the test set overlaps the private rows:"
-      f" {shared.count(num_rows)} of {public} are among {owner}, and accuracy"
-      f" on them is an exact statistic of private labels: {way_out}."
+      f" {shared.in_words(num_rows)} of {public} are among {owner}, and"
+      f" accuracy on them is an exact statistic of private labels: {way_out}."
     )
   if not shared.seen:
     return []
@@ -293,7 +293,7 @@ def _judge_unlabeled(
   """
   num_rows = _count_different_rows(public.keys)
   if units or shared.at_most * _ONE_IN > num_rows:
-    which = shared.count(num_rows)
+    which = shared.in_words(num_rows)
     if units:
       which = f"{units} {public.cache.info.unit}s"
     raise InputError(

@@ -258,3 +258,19 @@ def test_dataset_from_arrays_uses_float16_without_a_copy():
   half = np.ones((3, 2), np.float16)
   (block,) = dataset_from_arrays(half, np.zeros(3, int), num_classes=1).blocks()
   assert block["embedding"] is half
+
+
+@pytest.mark.parametrize("has_units", [False, True])
+def test_train_heads_of_zeros_alone_charges_nothing(has_units):
+  charged = []
+  with pytest.raises(InputError, match="all embeddings are zeros"):
+    train_heads(
+      np.zeros((200, 4), np.float32),
+      np.arange(200) % 2,
+      num_classes=2,
+      epsilons=(1.0,),
+      delta=1e-5,
+      unit_ids=np.arange(200) // 2 if has_units else None,
+      charge=lambda *_: charged.append(1),
+    )
+  assert not charged
