@@ -196,7 +196,7 @@ def _compare_with_ledger(
 
 
 def recognized_share(one_dtype: str, other_dtype: str) -> float:
-  """Of rows of two caches that differ in their rounding alone, how many match.
+  """Returns which share of rows matches that differ in their rounding alone.
 
   It is the least that was measured, for any kind of embedding.
 

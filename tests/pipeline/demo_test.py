@@ -19,7 +19,8 @@ def test_the_demo_compares_both_heads_and_spends_nobodys_budget(
   rows = list(csv.DictReader(table))
   top1 = {(row["head"], row["epsilon"]): float(row["top1"]) for row in rows}
   assert {head for head, _ in top1} == {"auto", "lamb"}
-  assert min(top1.values()) > 0.9
+  assert min(top1.values()) > 0.8  # at epsilon 0.25
+  assert min(v for (_, e), v in top1.items() if float(e) >= 0.5) > 0.9
   assert top1["auto", "8.0"] >= top1["lamb", "8.0"] - 0.01
   assert not ledger_file.exists()
   assert os.path.getsize("d/ledger.sqlite")
