@@ -18,14 +18,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import timm
-import torch
 
+from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.backbones.backbone import apply_function
 from oneshot_dp.extract.backbones.family import FAMILIES
 from oneshot_dp.extract.backbones.names import backbone_spec
 from oneshot_dp.extract.images import Preprocessing
-from oneshot_dp.extract.weights import flax_params
+from oneshot_dp.extract.weights import Arrays, flax_params
 
 SIDE = 224
 Run = Callable[[], object]
@@ -37,6 +36,10 @@ def main() -> None:
   parser.add_argument("--repeats", type=int, default=9)
   parser.add_argument("--seconds", type=float, default=2.0, help="of each turn")
   args = parser.parse_args()
+  # Here, since gpu.py imports this file where neither may be.
+  import timm
+  import torch
+
   device = jax.devices()[0]
   print(f"{device.device_kind}; JAX {jax.__version__}, {torch.__version__}")
   on_gpu = device.platform == "gpu"
@@ -45,30 +48,52 @@ def main() -> None:
     tag = backbone_spec(name).timm
     assert tag is not None, f"timm has no {name}"
     model = timm.create_model(tag.partition(".")[0], num_classes=0).eval()
+    arrays = {k: v.numpy() for k, v in model.state_dict().items()}
     runs = {
-      "ours": ours(name, model, batch, on_gpu),
+      "ours": ours(name, arrays, batch, "bfloat16" if on_gpu else "float32"),
       "PyTorch": theirs(model, batch, on_gpu),
     }
-    speeds = {label: [] for label in runs}
-    for _ in range(args.repeats):
-      for label, run in runs.items():
-        speeds[label].append(batch * calls_per_second(run, args.seconds))
+    speeds = speeds_in_turns(runs, batch, args.repeats, args.seconds)
     for label, found in speeds.items():
       print(f"{name}: {label}: {statistics.median(found):.2f} images/s")
-    ratios = [a / b for a, b in zip(*speeds.values(), strict=True)]
-    print(
-      f"{name}: ours / PyTorch: {statistics.median(ratios):.2f} (from"
-      f" {min(ratios):.2f} to {max(ratios):.2f} in {args.repeats} turns)"
-    )
+    print(f"{name}: {ratio_of_turns(speeds)}")
 
 
-def ours(name: str, model: Any, batch: int, on_gpu: bool) -> Run:
+def network_of(name: str, arrays: Arrays, compute_dtype: ComputeDtype) -> Any:
+  """The Flax module of a backbone, by the shapes of timm's weights."""
   row = backbone_spec(name)
   family = FAMILIES[row.family]
-  arrays = {k: v.numpy() for k, v in model.state_dict().items()}
-  network = family.infer_network(arrays, row.embedding).clone(
-    compute_dtype="bfloat16" if on_gpu else "float32", **row.model_kwargs
+  return family.infer_network(arrays, row.embedding).clone(
+    compute_dtype=compute_dtype, **row.model_kwargs
   )
+
+
+def speeds_in_turns(
+  runs: dict[str, Run], batch: int, repeats: int, seconds: float
+) -> dict[str, list[float]]:
+  """Images/s of each run in each turn: a noisy neighbor hits all alike."""
+  speeds: dict[str, list[float]] = {label: [] for label in runs}
+  for _ in range(repeats):
+    for label, run in runs.items():
+      speeds[label].append(batch * calls_per_second(run, seconds))
+  return speeds
+
+
+def ratio_of_turns(speeds: dict[str, list[float]]) -> str:
+  """The median of ours / PyTorch, and how far its turns are apart."""
+  pairs = zip(speeds["ours"], speeds["PyTorch"], strict=True)
+  ratios = [our / their for our, their in pairs]
+  return (
+    f"ours / PyTorch: {statistics.median(ratios):.2f} (from"
+    f" {min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} turns)"
+  )
+
+
+def ours(
+  name: str, arrays: Arrays, batch: int, compute_dtype: ComputeDtype
+) -> Run:
+  network = network_of(name, arrays, compute_dtype)
+  family = FAMILIES[backbone_spec(name).family]
   arrays = family.adapt_weights(network, arrays, SIDE)
   params = jax.device_put(flax_params(network, arrays, SIDE))
   rng = np.random.default_rng(0)
@@ -79,6 +104,8 @@ def ours(name: str, model: Any, batch: int, on_gpu: bool) -> Run:
 
 
 def theirs(model: Any, batch: int, on_gpu: bool) -> Run:
+  import torch
+
   images = torch.randn(batch, 3, SIDE, SIDE)
   if on_gpu:
     where = ("cuda", torch.bfloat16)

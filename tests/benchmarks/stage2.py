@@ -24,6 +24,7 @@ from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.linear_dp import statistics
 from oneshot_dp.linear_dp.api import dataset_from_arrays
+from oneshot_dp.linear_dp.dataset import PrivateDataset
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
@@ -32,6 +33,7 @@ from oneshot_dp.pipeline.runs.evaluation import data_of
 _POOL_ROWS = 8192
 _REPEATS = 5
 _ROWS_OF_A_UNIT = 30
+Work = Callable[[], None]
 
 
 def main() -> None:
@@ -52,17 +54,6 @@ def synthetic_cache(
   out: Path, rows: int, dim: int, classes: int
 ) -> FeatureCache:
   """A float16 cache of random rows."""
-  rng = np.random.default_rng(0)
-  pool = rng.standard_normal((_POOL_ROWS, dim), np.float32).astype(np.float16)
-
-  def blocks() -> Iterator[dict[str, np.ndarray]]:
-    for start in range(0, rows, _POOL_ROWS):
-      ids = np.arange(start, min(rows, start + _POOL_ROWS))
-      # Rows of a cache differ.
-      embedding = np.roll(pool, start // _POOL_ROWS, axis=1)[: len(ids)]
-      label = rng.integers(classes, size=len(ids), dtype=np.int32)
-      yield {"embedding": embedding, "label": label}
-
   info = CacheInfo(
     dataset="synthetic",
     split="train",
@@ -72,7 +63,21 @@ def synthetic_cache(
     backbone={"name": "synthetic"},
     embedding_dtype="float16",
   )
-  return write_cache(out, info, blocks())
+  return write_cache(out, info, synthetic_blocks(rows, dim, classes))
+
+
+def synthetic_blocks(
+  rows: int, dim: int, classes: int
+) -> Iterator[dict[str, np.ndarray]]:
+  """Random float16 rows and labels, some thousands at a time."""
+  rng = np.random.default_rng(0)
+  pool = rng.standard_normal((_POOL_ROWS, dim), np.float32).astype(np.float16)
+  for start in range(0, rows, _POOL_ROWS):
+    size = min(_POOL_ROWS, rows - start)
+    # Rows of a cache differ.
+    embedding = np.roll(pool, start // _POOL_ROWS, axis=1)[:size]
+    label = rng.integers(classes, size=size, dtype=np.int32)
+    yield {"embedding": embedding, "label": label}
 
 
 def class_sums(cache: FeatureCache) -> None:
@@ -84,10 +89,7 @@ def class_sums(cache: FeatureCache) -> None:
       block["embedding"].shape  # noqa: B018  (read and do nothing)
 
   def summed() -> None:
-    rows = rows_of(data, max_inverse_norm=1.0, weight_norm_order=2)
-    PrivateSums(None, 0.0).release(
-      "s", rows, statistics.class_sums, mu_squared=1.0
-    )
+    release_class_sums(data)
 
   timed(summed)  # compiles, and fills the page cache
   # Alternating, so that a noisy neighbour hits both alike.
@@ -113,12 +115,35 @@ def class_sums(cache: FeatureCache) -> None:
   print(f"noise of a head {min(timed(noise) for _ in range(3)):.2f} s")
 
 
+def release_class_sums(data: PrivateDataset) -> None:
+  rows = rows_of(data, max_inverse_norm=1.0, weight_norm_order=2)
+  PrivateSums(None, 0.0).release(
+    "s", rows, statistics.class_sums, mu_squared=1.0
+  )
+
+
 def step_of_auto(n: int, dim: int, classes: int) -> None:
   rng = np.random.default_rng(0)
   x = rng.standard_normal((n, dim)).astype(np.float16)
   data = dataset_from_arrays(
     x, rng.integers(0, classes, n), num_classes=classes
   )
+  gradient, bare = step_and_products(data)
+  bare(), gradient()
+  pairs = [(timed(bare), timed(gradient)) for _ in range(3 * _REPEATS)]
+  products, steps = map(min, zip(*pairs, strict=True))
+  print(
+    f"a step of auto, {n:,} x {dim}, K = {classes}: {1e3 * steps:.0f} ms; its"
+    f" two products in float64 {1e3 * products:.0f} ms; ratio best"
+    f" {steps / products:.2f}"
+  )
+
+
+def step_and_products(data: PrivateDataset) -> tuple[Work, Work]:
+  """A step of `auto` over rows in memory, and its two products alone."""
+  dim = data.feature_dim
+  classes = data.num_classes
+  rng = np.random.default_rng(0)
   rows = rows_of(data, keep=True)
   kernel, step = statistics.integer_kernel(rng.standard_normal((dim, classes)))
   with jax.enable_x64(True):
@@ -137,14 +162,7 @@ def step_of_auto(n: int, dim: int, classes: int) -> None:
   def gradient() -> None:
     release_gradient(rows, (kernel, step, 0.03))
 
-  bare(), gradient()
-  pairs = [(timed(bare), timed(gradient)) for _ in range(3 * _REPEATS)]
-  products, steps = map(min, zip(*pairs, strict=True))
-  print(
-    f"a step of auto, {n:,} x {dim}, K = {classes}: {1e3 * steps:.0f} ms; its"
-    f" two products in float64 {1e3 * products:.0f} ms; ratio best"
-    f" {steps / products:.2f}"
-  )
+  return gradient, bare
 
 
 def step_with_units(n: int, dim: int, classes: int) -> None:
@@ -192,7 +210,7 @@ def release_gradient(rows: Rows, public: tuple[Any, ...]) -> None:
   )
 
 
-def timed(work: Callable[[], None]) -> float:
+def timed(work: Work) -> float:
   start = time.perf_counter()
   work()
   return time.perf_counter() - start

@@ -1,14 +1,18 @@
 """Heads trained with seeded noise on made-up rows, for `seeded_heads.json`.
 
 Run as a program, it prints them as JSON: that is how a test trains them on
-another number of devices.
+another number of devices, or on devices of another kind.
 """
 
 import hashlib
 import itertools
 import json
+import os
 import pathlib
 import platform
+import re
+import subprocess
+import sys
 from typing import Any
 
 import jaxlib
@@ -17,6 +21,7 @@ import scipy
 
 import oneshot_dp
 
+ROOT = pathlib.Path(__file__).parents[2]
 NUM_CLASSES = 3
 FEATURE_DIM = 6
 EPSILONS = (0.5, 2.0, 8.0)
@@ -113,6 +118,33 @@ def train_all() -> dict[str, dict[str, Any]]:
     # As it is read back: tuples are lists.
     trained[name] = json.loads(json.dumps(by_epsilon))
   return trained
+
+
+def start_training(jax_platform: str) -> subprocess.Popen[str]:
+  """Starts a process that trains all heads on one device, and prints them.
+
+  Args:
+    jax_platform: "cpu" or "cuda". JAX has no other one in that process, which
+      fails where there is no such device.
+  """
+  # A process of the tests has eight virtual devices, and tells it by this flag.
+  flags = re.sub(
+    r"--xla_force_host_platform_device_count=\d+",
+    "",
+    os.environ.get("XLA_FLAGS", ""),
+  )
+  environment = os.environ | {
+    "JAX_PLATFORMS": jax_platform,
+    "PYTHONPATH": str(ROOT),
+    "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=1",
+  }
+  return subprocess.Popen(
+    [sys.executable, "-m", "tests.golden.seeded_heads"],
+    env=environment,
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
 
 
 def fingerprint() -> dict[str, str]:

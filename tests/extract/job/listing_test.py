@@ -145,7 +145,7 @@ def test_worker_reads_the_listing_of_its_shard_alone(launched):
 
 
 def test_launch_file_does_not_grow_with_the_images(launched):
-  """By 8 bytes for each shard of 2,048."""
+  """By 7 bytes for each shard of 2,048: the size of its section."""
   server, _, run = launched
   name = f"cache/job.launch.{run}"
   content = json.loads(server.objects[name])
