@@ -162,6 +162,8 @@ class Listing:
 
   def next_entries(self, client: Any) -> list[Any]:
     """What obstore says of the next objects; an empty list at the end."""
+    from obstore.exceptions import InvalidPathError
+
     if self._is_at_end:
       return []
     if self._stream is None:
@@ -174,11 +176,12 @@ class Listing:
       self._stream = iter(stream)
     try:
       entries = list(next(self._stream, ()))
-    except Exception as error:
+    except InvalidPathError as error:
       self._stream = None
-      if type(error).__name__ != "InvalidPathError":
-        raise
       return self._pass_over(client, error)
+    except Exception:
+      self._stream = None
+      raise
     for entry in entries:
       if self._last is not None and entry["path"] <= self._last:
         self._in_order = False
@@ -192,20 +195,27 @@ class Listing:
     cannot begin behind it.
     """
     entries = []
-    is_past = False
+    odd_names = []
+    last = self._last
+    is_at_end = True
     for name in self._remote.names_after(self._last or "", error):
       if _ODD_NAME.search(name):
-        is_past = True
-        print(
-          f"WARNING: passed over, for its name: {escaped(name, but='')}",
-          file=sys.stderr,
-        )
+        odd_names.append(name)
         continue
       entries.append(client.head(name))
-      self._last = name
-      if is_past:
-        return entries
-    self._is_at_end = True
+      last = name
+      if odd_names:
+        is_at_end = False
+        break
+    # A request above may fail, and then all of this is tried again. So nothing
+    # is remembered before everything that is returned is there.
+    self._last = last
+    self._is_at_end = is_at_end
+    for name in odd_names:
+      print(
+        f"WARNING: passed over, for its name: {escaped(name, but='')}",
+        file=sys.stderr,
+      )
     return entries
 
 

@@ -131,6 +131,32 @@ def test_listing_goes_on_past_odd_names_and_names_them(
   assert "a//2.png" in said
 
 
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_listing_past_an_odd_name_that_failed_loses_nothing(
+  place, monkeypatch, capfd
+):
+  url, server = place
+  monkeypatch.setattr(storage, "_WAITS", (0.01,) * 4)
+  monkeypatch.setitem(object_store.RETRIES, "max_retries", 0)
+  storage._remote.cache_clear()
+  names = [f"cat/{i}.png" for i in range(6)]
+  for name in [*names, "cat/9//x.png"]:
+    server.objects[f"some/cache/{name}"] = b"x"
+  heads = []
+
+  def fault(kind):
+    heads.append(kind == "HEAD")
+    return 500 if sum(heads) == 4 and heads[-1] else None
+
+  server.fault = fault
+
+  listed = storage.list_files(storage.store_at(url))
+
+  assert sum(heads) > len(names)  # some were asked for again
+  assert list(listed) == names
+  assert capfd.readouterr().err.count("passed over, for its name") == 1
+
+
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
 def test_odd_name_in_gs_is_named(place):
   url, server = place
