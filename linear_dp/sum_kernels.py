@@ -87,10 +87,11 @@ def _sum_by_class(rows: Rows) -> Int64[np.ndarray, "K d"]:
   shape = (rows.mesh.size, rows.data.num_classes, rows.feature_dim)
   total = np.zeros(shape[1:], np.int64)
   sums = None
-  num_summed = 0
+  num_summed = 0  # on each device, which has sums of its own
   for chunk in rows.chunks():
+    on_device = len(chunk.label) // rows.mesh.size
     # Carried over to int64 before an int32 could overflow.
-    if num_summed + len(chunk.label) > _MAX_ROWS_IN_INT32:
+    if sums is not None and num_summed + on_device > _MAX_ROWS_IN_INT32:
       total += np.asarray(sums).sum(axis=0, dtype=np.int64)
       sums = None
       num_summed = 0
@@ -98,7 +99,7 @@ def _sum_by_class(rows: Rows) -> Int64[np.ndarray, "K d"]:
       if sums is None:
         sums = jnp.zeros(shape, dtype, device=NamedSharding(rows.mesh, DATA))
       sums = _scatter(rows.mesh, has_units)(sums, chunk.arrays, ())
-    num_summed += len(chunk.label)
+    num_summed += on_device
   if sums is not None:
     total += np.asarray(sums).sum(axis=0, dtype=np.int64)
   if has_units:

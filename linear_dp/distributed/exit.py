@@ -34,8 +34,9 @@ class LostHostExit:
   def __init__(self):
     self.message = "another host of this run was lost."
     # The first thread that ends the process keeps this lock for ever, so that
-    # no other thread prints a second line.
-    self._ending = threading.Lock()
+    # no other thread prints a second line. It may come back: an error that is
+    # raised together within another is met with twice.
+    self._ending = threading.RLock()
     # ctypes does not keep the callback alive for C: this reference does.
     self._abort_handler: object = None
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.places import parse_place
 from oneshot_dp.pipeline import Answer
@@ -62,8 +62,8 @@ class Flags(CommandFlags):
   out: Path | None = Flag(
     parse=parse_place,
     form="FILE.json",
-    help="Also write the answer to this new file, before it counts as shown"
-    " (default: standard output alone).",
+    help="Also write the answer to this new file, where standard output may get"
+    " lost (default: standard output alone).",
   ).default(None)
 
   def request(self) -> EvalRequest:
@@ -96,13 +96,30 @@ def run(flags: Flags) -> Answer:
 
   def show(scores: "Scores", class_names: Sequence[str]) -> None:
     answer = _answer_of(flags, scores, class_names)
-    # What was paid for is kept, even where nobody reads standard output.
+    # What was paid for is kept, even where nobody reads standard output; and
+    # printed, even where it cannot be kept.
+    failure = None
     if flags.out is not None:
-      places.write_new(flags.out, f"{answer.json()}\n".encode())
-    answers.append(answer)
+      failure = _write_answer(flags.out, answer)
+    answers.append(dataclasses.replace(answer, failure=failure))
 
   score_head(flags.request(), show)
   return answers[0]
+
+
+def _write_answer(out: Path, answer: Answer) -> RunError | None:
+  """Writes an answer to a new file; returns why that was not possible."""
+  from oneshot_dp.extract import places
+
+  try:
+    if places.write_new(out, f"{answer.json()}\n".encode()):
+      return None
+  except (InputError, RunError) as error:
+    return RunError(f"--out was not written, the answer is above: {error}")
+  return RunError(
+    f"--out {out} has appeared meanwhile and was left as it is: the answer is"
+    " above."
+  )
 
 
 def _answer_of(

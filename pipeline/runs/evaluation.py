@@ -237,9 +237,9 @@ def score_head(
 
   Args:
     request: what to score, and what may be spent on it.
-    show: takes the scores and the names of the classes. It is called before
-      the ledger notes that they were shown: if it fails, nobody has seen them,
-      and the same command scores again without a new charge.
+    show: takes the scores and the names of the classes. Where a charge paid
+      for them it is called after the ledger has noted that they were shown, so
+      that no other answer is drawn for the charge, whatever happens to this.
 
   Raises:
     InputError: a ledger that is named does not exist, and nothing is charged;
@@ -271,9 +271,12 @@ def score_head(
     show(_score_exactly(request, saved, eval_rows, ledger), class_names)
     return
   charge_ids = _charge_scores(request, saved, eval_rows, ledger)
-  show(eval_rows.score([saved.trained.head]), class_names)
-  # The charge pays for one answer.
+  scores = eval_rows.score([saved.trained.head])
+  # The charge pays for one answer. It is noted first: an answer that is in view
+  # before could be drawn again, with other noise, by a second command or after
+  # a kill, and their mean has less noise than was paid for.
   ledger.deliver(charge_ids, {})
+  show(scores, class_names)
 
 
 def _score_exactly(
