@@ -11,7 +11,8 @@ import sys
 import numpy as np
 import pytest
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.linear_dp.distributed import exit
 from oneshot_dp.linear_dp.distributed.hosts import ALONE, Hosts
 from tests.linear_dp import host_worker
 from tests.linear_dp.statistic_catalogue import (
@@ -29,6 +30,17 @@ def free_port():
   with socket.socket() as found:
     found.bind(("127.0.0.1", 0))
     return found.getsockname()[1]
+
+
+def test_host_that_lost_the_others_says_so_however_often_it_meets(monkeypatch):
+  """An error within another is met with twice, and nobody waits for ever."""
+  monkeypatch.setattr(exit.atexit, "register", lambda _: None)
+  lost = exit.LostHostExit()
+
+  with pytest.raises(RunError, match="another host of this run was lost"):
+    lost.raise_lost(RuntimeError())
+  with pytest.raises(RunError, match="another host of this run was lost"):
+    lost.raise_lost(RuntimeError())
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from oneshot_dp.linear_dp import rows, statistics
+from oneshot_dp.linear_dp import rows, statistics, sum_kernels
 from oneshot_dp.linear_dp.dataset import UNIT_WEIGHT
 from oneshot_dp.linear_dp.quantize import ROW_NORM
 from oneshot_dp.linear_dp.rows import rows_of
@@ -210,6 +210,18 @@ def test_int32_sums_are_carried_before_they_overflow(monkeypatch):
   assert n * row > 2**31
   found = STATISTICS["class sums"].exact(data)
   assert found.tolist() == [[n * row * UNIT_WEIGHT]]
+
+
+def test_class_sums_of_chunks_beyond_the_room_of_int32_are_exact(monkeypatch):
+  """As the first chunk of very many devices would be, were they one."""
+  x, label = hostile_rows(np.random.default_rng(4), n=300)
+  data = data_of(x, label)
+  expected = STATISTICS["class sums"].exact(data)
+  monkeypatch.setattr(sum_kernels, "_MAX_ROWS_IN_INT32", 1)
+
+  found = STATISTICS["class sums"].exact(data)
+
+  np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.slow
