@@ -67,9 +67,12 @@ class SourceConfig:
     location: a folder with one folder per class, or with folders train/, test/
       and so on of such; FILE.npz; Parquet files or WebDataset tars: one,
       several or a folder of them, also as shards/{00..12}.tar or shards/*.tar;
-      gs:// and s3:// URLs of any of these; tfds:NAME.
+      gs:// and s3:// URLs of any of these; tfds:NAME;
+      hf://datasets/OWNER/NAME[@REVISION][/FOLDER], a data set of Parquet files
+      on the Hugging Face Hub.
     split: which split to read (default: the only one).
-    name: public name of the data set (default: the last part of the location).
+    name: public name of the data set (default: the last part of the location;
+      of the Hub, OWNER/NAME).
     image: column, array, feature or (of tars) extension that holds the images
       (default: the only one that can, or `image`).
     label: the same for the labels (default: the ClassLabel, `label`, or cls).

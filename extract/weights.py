@@ -3,10 +3,8 @@
 A file is an npz or a safetensors: neither can carry code.
 """
 
-import contextlib
 import functools
 import hashlib
-import logging
 import os
 import pathlib
 import re
@@ -24,7 +22,7 @@ import safetensors
 from jaxtyping import Array, Float32
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
-from oneshot_dp.extract import files, storage
+from oneshot_dp.extract import files, hub, storage
 
 Arrays = dict[str, np.ndarray]
 Images = Float32[Array, "b s s 3"]
@@ -177,7 +175,7 @@ def _download_from_hub(location: str, shown: str) -> pathlib.Path:
     uri = parse_hf_uri(location)
     if uri.is_bucket or not uri.path_in_repo:
       raise InputError(f"--weights {shown}: {_SUPPORTED_LOCATIONS}.")
-    with _quiet_hub_client():
+    with hub.quiet_client():
       path = hf_hub_download(
         uri.id, uri.path_in_repo, repo_type=uri.type, revision=uri.revision
       )
@@ -185,8 +183,7 @@ def _download_from_hub(location: str, shown: str) -> pathlib.Path:
     raise
   except Exception as error:
     # The client's errors are many; their first paragraph says what happened.
-    first_paragraph = str(error).split("\n\n")[0]
-    message = escaped(" ".join(first_paragraph.split()))[:300].rstrip(".")
+    message = hub.first_paragraph(error)
     kind = RunError
     if re.search("40[134] |hf://", message):
       kind = InputError
@@ -197,22 +194,6 @@ def _download_from_hub(location: str, shown: str) -> pathlib.Path:
       " the same command again, or give --weights, the path of the file."
     ) from None
   return pathlib.Path(path)
-
-
-@contextlib.contextmanager
-def _quiet_hub_client() -> Iterator[None]:
-  """Keeps the Hub's client from logging each of its retries.
-
-  Without a network that would be two lines for each of eleven tries; the error
-  at the end says it once.
-  """
-  logger = logging.getLogger("huggingface_hub")
-  level = logger.level
-  logger.setLevel(logging.ERROR)
-  try:
-    yield
-  finally:
-    logger.setLevel(level)
 
 
 def read_tensors(path: pathlib.Path) -> tuple[Arrays, str]:

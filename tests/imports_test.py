@@ -19,7 +19,7 @@ PACKAGES = ("configs", "extract", "linear_dp", "pipeline")
 FLOORS = {
   "oneshot_dp": ("configs", {"extract", "linear_dp"}, "pipeline"),
   "oneshot_dp.extract": (
-    "files",
+    Layer("files", "hub", independent=False),
     Layer("sources", "images", "storage", "cache", independent=False),
     Layer("weights", "known_weights", independent=False),
     "backbones",

@@ -16,6 +16,7 @@ from oneshot_dp.configs.extract_config import (
   SAME_IMAGE,
   SourceConfig,
 )
+from oneshot_dp.extract import hub
 from oneshot_dp.extract.cache.format import image_key
 from oneshot_dp.extract.file_table import make_table
 from oneshot_dp.extract.image_files import DecodeError
@@ -39,7 +40,11 @@ from oneshot_dp.extract.sources.location import (
   refuse_prepared,
   split_tables,
 )
-from oneshot_dp.extract.sources.open_source import images_of, open_source
+from oneshot_dp.extract.sources.open_source import (
+  images_of,
+  is_on_hub,
+  open_source,
+)
 from oneshot_dp.extract.sources.source import Source
 from oneshot_dp.extract.threads import prefetch_map
 
@@ -70,10 +75,17 @@ def describe_images(
   # What an extraction would do is tried with its own code. An error does not
   # end the report: it becomes a line of it, and the rest is looked at all the
   # same.
-  paths = expand_location(config.location)
   report = ImagesReport(location=" ".join(config.location))
   files: list[File] = []
-  if len(paths) == 1:
+  if is_on_hub(config.location):
+    dataset = hub.find_dataset(config.location[0])
+    paths = [hub.download_files(dataset, dataset.paths)]
+    files = _files_of(dataset, paths[0])
+    # Splits are opened by their address, which must not move meanwhile.
+    config = dataclasses.replace(config, location=(dataset.pinned,))
+  else:
+    paths = expand_location(config.location)
+  if len(paths) == 1 and not files:
     for file in listed_files.files_in(paths[0]):
       if file.size < 0:
         report.faults.append(f"{file.path!r}: leads nowhere or back")
@@ -88,6 +100,15 @@ def describe_images(
     report.warnings.append(unreadable_photographs(photographs))
   _scan_images(found, report, bit_depth, max_pixels)
   return report.escaped()
+
+
+def _files_of(dataset: hub.HubDataset, folder: str) -> list[File]:
+  """Files of the Hub by their names in the folder that has them now."""
+  files: list[File] = []
+  for path in dataset.paths:
+    file = listed_files.file_at(os.path.join(folder, path))
+    files.append(file._replace(path=path))
+  return files
 
 
 class _Found(NamedTuple):

@@ -214,9 +214,10 @@ def list_tables(
 
 
 def refuse_prepared(folder: str, names: Iterable[str]) -> None:
-  """Raises InputError for a feature cache, and for what TFDS has prepared.
+  """Raises InputError for what a program wrote in files that are no tables.
 
-  Both have files that no table is, and their metadata say what they are.
+  It is a feature cache, or a folder of TFDS or of `datasets`, as its metadata
+  say.
 
   Args:
     folder: the folder.
@@ -235,6 +236,12 @@ def refuse_prepared(folder: str, names: Iterable[str]) -> None:
     place = metadata["dataset_info.json"]
     raise InputError(
       f"{place!r} is a data set that TFDS has prepared: extract tfds:{place}."
+    )
+  if "dataset_info.json" in metadata and "state.json" in metadata:
+    place = metadata["state.json"]
+    raise InputError(
+      f"{place!r} is Arrow, which save_to_disk of `datasets` wrote: write it as"
+      f" Parquet by load_from_disk({place!r}).to_parquet('train.parquet')."
     )
 
 

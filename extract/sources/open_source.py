@@ -15,6 +15,7 @@ from oneshot_dp.configs.extract_config import (
   SourceConfig,
   check_unit_name,
 )
+from oneshot_dp.extract import hub
 from oneshot_dp.extract.file_table import FileTable
 from oneshot_dp.extract.image_files import IMAGE_SUFFIXES
 from oneshot_dp.extract.sources import listed_files
@@ -47,7 +48,8 @@ def open_source(config: SourceConfig) -> Source:
   """Opens one split of a labeled data set.
 
   It is listed, and labels and units are read, so this is done once, where a job
-  is started. A TFDS data set that is not on the disk yet is prepared.
+  is started. A data set of TFDS or the Hub that is not on the disk yet is
+  downloaded.
 
   Args:
     config: the location, the split, and the flags about labels and units.
@@ -58,7 +60,7 @@ def open_source(config: SourceConfig) -> Source:
   Raises:
     InputError: there is no such data set or split, or it is not what it should
       be.
-    RunError: a TFDS data set cannot be downloaded or prepared.
+    RunError: a data set of TFDS or the Hub cannot be downloaded or prepared.
   """
   if config.units == SAME_IMAGE:
     # Whose a row is follows from its image, which only a worker reads.
@@ -71,6 +73,8 @@ def open_source(config: SourceConfig) -> Source:
     return open_tfds(config)
   if config.data_dir is not None:
     raise InputError("--data-dir is for tfds:NAME: leave it out.")
+  if is_on_hub(config.location):
+    return _open_hub_dataset(config)
   paths = expand_location(config.location)
   # A folder with an image anywhere in it is a folder of images, and tables
   # beside them are passed over; without one it is a folder of tables.
@@ -79,6 +83,35 @@ def open_source(config: SourceConfig) -> Source:
     if any(is_image(path) for path in files.paths()):
       return _open_images(config, paths[0], files)
   return _open_tables(config, paths)
+
+
+def is_on_hub(location: Sequence[str]) -> bool:
+  """Whether a location is an address of the Hugging Face Hub."""
+  return len(location) == 1 and location[0].startswith(hub.PROTOCOL)
+
+
+def _open_hub_dataset(config: SourceConfig) -> Source:
+  """The Parquet files of one split, which are downloaded first if need be."""
+  dataset = hub.find_dataset(config.location[0])
+  # Names in the repository say the split. Messages show whole addresses, which
+  # can be given instead.
+  prefix = f"{dataset.root}/"
+  by_split: dict[str, list[str]] = {}
+  for split, paths in split_tables(dataset.paths, TABLE_SUFFIXES).items():
+    by_split[split] = [prefix + path for path in paths]
+  split, addresses = resolve_split(config.location[0], config.split, by_split)
+  chosen = [address.removeprefix(prefix) for address in addresses]
+  print(
+    f"reading {len(chosen):,} files of {dataset.pinned}, split {split}",
+    file=sys.stderr,
+  )
+  folder = hub.download_files(dataset, chosen)
+  files = [listed_files.file_at(os.path.join(folder, path)) for path in chosen]
+  if config.units is not None:
+    check_unit_name(config.units)
+  name = config.name or dataset.repository
+  config = dataclasses.replace(config, name=name, split=split)
+  return _labeled_rows(config, files)
 
 
 def _open_images(config: SourceConfig, root: str, files: FileTable) -> Source:

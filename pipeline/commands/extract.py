@@ -36,8 +36,8 @@ class Flags(CommandFlags):
   """Embed every image of a source, once, with a frozen public backbone.
 
   SOURCE is a folder with a folder for each class; FILE.npz; Parquet files or
-  WebDataset tars; gs:// or s3:// URLs of any of these; tfds:NAME; or an
-  experiment:
+  WebDataset tars; gs:// or s3:// URLs of any of these; tfds:NAME;
+  hf://datasets/OWNER/NAME[@REVISION]; or an experiment:
   {experiments}.
 
   Backbones:

@@ -40,7 +40,8 @@ class Flags(CommandFlags):
     form="PATH",
     positional=True,
     several=True,
-    help="What to look at, on a disk, gs:// or s3://.",
+    help="What to look at, on a disk, gs:// or s3://; or a data set of the"
+    " Hugging Face Hub, hf://datasets/OWNER/NAME.",
   ).required()
   class_names: tuple[str, ...] = Flag(
     form="NAME",
@@ -131,7 +132,7 @@ def is_cache(path: str) -> bool:
 
 
 def _kind_of(path: str) -> str:
-  from oneshot_dp.extract import storage
+  from oneshot_dp.extract import hub, storage
 
   # In a bucket only a cache is looked for: heads, runs and ledgers are on
   # disks.
@@ -151,6 +152,8 @@ def _kind_of(path: str) -> str:
     raise InputError(
       f"{path} is not inspected: TFDS checks what it prepares; extract it."
     )
+  if path.startswith(hub.PROTOCOL):
+    return "images"
   if not os.path.lexists(path):
     storage.store_at(path)  # refuses addresses of other kinds
     raise InputError(f"{path} does not exist: name a folder or a file.")

@@ -8,6 +8,8 @@ from PIL import Image
 
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.heads.head_folder import write_head
+from tests.extract import local_hub
+from tests.extract.sources.fixtures import encode_png, write_table
 from tests.pipeline.report.sample_runs import write_run
 from tests.pipeline.sample_heads import (
   make_charge_request,
@@ -74,6 +76,19 @@ def test_photographs_and_all_that_is_wrong_with_them(tmp_path, inspect):
   for name in broken[:2]:
     assert name in " ".join(facts["faults"])
     assert name in out
+
+
+def test_a_dataset_of_the_hub(tmp_path, inspect, monkeypatch):
+  path = tmp_path / "train.parquet"
+  images = [encode_png(), encode_png(1)]
+  write_table(path, images, ["cat", "dog"], label=[0, 1])
+  files = {path.name: path.read_bytes()}
+  dataset = local_hub.Dataset("owner/pets", local_hub.Commit("a" * 40, files))
+  with local_hub.serve_dataset(monkeypatch, tmp_path / "hub", dataset):
+    address = "hf://datasets/owner/pets"
+    classes = {"train": {"cat": 1, "dog": 1}}
+    status, *_ = inspect(address, classes=classes, location=address)
+  assert status == 0
 
 
 def test_a_cache_and_a_damaged_one(tmp_path, inspect):

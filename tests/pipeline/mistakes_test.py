@@ -127,6 +127,8 @@ import train --out o -> 'train' is a feature cache, and no source of one: give i
 extract https://x.org/a.tar --out o -> address that is not read here: download
 extract train --out o -> 'train' is a feature cache, and no source of one: give
 extract tfds/1.0.0 --out o -> a data set that TFDS has prepared: extract tfds:
+extract saved --out o -> 'saved/train' is Arrow, which save_to_disk of `datasets
+inspect hf://owner/pets -> is no data set: give hf://datasets/OWNER/NAME[@REVIS
 inspect https://x.org/a.tar -> address that is not read here: download it
 inspect tfds:mnist -> tfds:mnist is not inspected: TFDS checks what it prepares
 inspect nowhere -> nowhere does not exist: name a folder or a file.
@@ -159,6 +161,9 @@ def place(tmp_path_factory):
   (folder / "empty").mkdir()
   (folder / "photos" / "cat").mkdir(parents=True)
   (folder / "photos" / "cat" / "1.png").touch()
+  (folder / "saved" / "train").mkdir(parents=True)
+  for name in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json"):
+    (folder / "saved" / "train" / name).write_text("{}")
   (folder / "tfds" / "1.0.0").mkdir(parents=True)
   for name in "dataset_info.json", "features.json":
     (folder / "tfds" / "1.0.0" / name).write_text("{}")
