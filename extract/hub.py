@@ -67,7 +67,7 @@ def find_dataset(location: str) -> HubDataset:
   with _dataset_errors(location):
     api = HfApi()
     # A branch may move between two requests: all after the first name a commit.
-    commit = api.dataset_info(uri.id, revision=uri.revision).sha or ""
+    commit = str(api.dataset_info(uri.id, revision=uri.revision).sha)
     names = api.list_repo_files(uri.id, repo_type="dataset", revision=commit)
   paths: list[str] = []
   for name in sorted(names):

@@ -85,12 +85,8 @@ def describe_images(
     config = dataclasses.replace(config, location=(dataset.pinned,))
   else:
     paths = expand_location(config.location)
-  if len(paths) == 1 and not files:
-    for file in listed_files.files_in(paths[0]):
-      if file.size < 0:
-        report.faults.append(f"{file.path!r}: leads nowhere or back")
-      else:
-        files.append(file)
+    if len(paths) == 1:
+      files = _sound_files(paths[0], report)
   if any(is_image(file.path) for file in files):
     found = _describe_folder(config, paths[0], files, report)
   else:
@@ -100,6 +96,17 @@ def describe_images(
     report.warnings.append(unreadable_photographs(photographs))
   _scan_images(found, report, bit_depth, max_pixels)
   return report.escaped()
+
+
+def _sound_files(folder: str, report: ImagesReport) -> list[File]:
+  """Files of a folder; what cannot be read is added to the faults."""
+  files: list[File] = []
+  for file in listed_files.files_in(folder):
+    if file.size < 0:
+      report.faults.append(f"{file.path!r}: leads nowhere or back")
+    else:
+      files.append(file)
+  return files
 
 
 def _files_of(dataset: hub.HubDataset, folder: str) -> list[File]:

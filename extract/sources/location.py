@@ -239,9 +239,10 @@ def refuse_prepared(folder: str, names: Iterable[str]) -> None:
     )
   if "dataset_info.json" in metadata and "state.json" in metadata:
     place = metadata["state.json"]
+    table = f"{os.path.basename(place)}.parquet"
     raise InputError(
       f"{place!r} is Arrow, which save_to_disk of `datasets` wrote: write it as"
-      f" Parquet by load_from_disk({place!r}).to_parquet('train.parquet')."
+      f" Parquet by load_from_disk({place!r}).to_parquet({table!r})."
     )
 
 

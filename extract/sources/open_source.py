@@ -92,6 +92,8 @@ def is_on_hub(location: Sequence[str]) -> bool:
 
 def _open_hub_dataset(config: SourceConfig) -> Source:
   """The Parquet files of one split, which are downloaded first if need be."""
+  if config.units is not None:
+    check_unit_name(config.units)
   dataset = hub.find_dataset(config.location[0])
   # Names in the repository say the split. Messages show whole addresses, which
   # can be given instead.
@@ -107,8 +109,6 @@ def _open_hub_dataset(config: SourceConfig) -> Source:
   )
   folder = hub.download_files(dataset, chosen)
   files = [listed_files.file_at(os.path.join(folder, path)) for path in chosen]
-  if config.units is not None:
-    check_unit_name(config.units)
   name = config.name or dataset.repository
   config = dataclasses.replace(config, name=name, split=split)
   return _labeled_rows(config, files)

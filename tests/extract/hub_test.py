@@ -103,17 +103,20 @@ def test_files_are_those_of_the_commit_that_is_given(dataset):
   assert len(open_dataset(f"{ADDRESS}@{FIRST}", split="train")) == 6
 
 
-@pytest.mark.usefixtures("server")
-def test_branch_that_moves_while_it_is_read_gives_one_commit(
-  dataset, monkeypatch
+class MovingDataset(local_hub.Dataset):
+  """Its branch moves to a commit without Parquet once files are downloaded."""
+
+  def file(self, revision, name):
+    self.move("main", Commit(SECOND, {"README.md": b"Gone"}))
+    return super().file(revision, name)
+
+
+def test_branch_that_moves_meanwhile_is_read_at_one_commit(
+  tmp_path, monkeypatch, written
 ):
-  found = hub.find_dataset(ADDRESS)
-  dataset.move("main", Commit(SECOND, {}))
-  folder = hub.download_files(found, found.paths)
-  assert found.pinned == f"{ADDRESS}@{FIRST}"
-  for path in found.paths:
-    data = pathlib.Path(folder, path).read_bytes()
-    assert data == dataset.commits[FIRST].files[path]
+  moving = MovingDataset("owner/pets", Commit(FIRST, read_all(written)))
+  with local_hub.serve_dataset(monkeypatch, tmp_path / "hub", moving):
+    assert len(open_dataset(ADDRESS, split="train")) == 6
 
 
 @pytest.mark.usefixtures("server")
@@ -129,6 +132,16 @@ def test_copy_in_parquet_that_the_hub_keeps_is_a_revision(dataset, written):
   dataset.move("refs/convert/parquet", Commit(SECOND, files))
   source = open_dataset(f"{ADDRESS}@refs/convert/parquet")
   assert (source.split, len(source)) == ("train", 3)
+
+
+def test_branch_that_moves_meanwhile_is_described_at_one_commit(
+  tmp_path, monkeypatch, written
+):
+  moving = MovingDataset("owner/pets", Commit(FIRST, read_all(written)))
+  with local_hub.serve_dataset(monkeypatch, tmp_path / "hub", moving):
+    report = describe_images(SourceConfig(location=(ADDRESS,)))
+  assert report.faults == []
+  assert report.classes.keys() == {"train", "test"}
 
 
 @pytest.fixture

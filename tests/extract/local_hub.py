@@ -82,7 +82,7 @@ class Dataset:
       if path == prefix or path.startswith(f"{prefix}/"):
         rest = urllib.parse.unquote(path.removeprefix(prefix).lstrip("/"))
         if prefix == self._files:
-          return self._file(*rest.split("/", 1))
+          return self.file(*rest.split("/", 1))
         return self._api(rest)
     return 404, [("X-Error-Code", "RepoNotFound")], b""
 
@@ -106,7 +106,8 @@ class Dataset:
         said.append(entry)
     return 200, [], json.dumps(said).encode()
 
-  def _file(self, revision: str, name: str) -> object_server.Answer:
+  def file(self, revision: str, name: str) -> object_server.Answer:
+    """What the Hub says when it is asked for a file."""
     if self.denied is not None:
       status, code = self.denied
       return status, [("X-Error-Code", code)], b""
