@@ -68,8 +68,8 @@ class Flags(CommandFlags):
   units: Literal["same-image"] | None = Flag(
     form="same-image",
     choices=("same-image",),
-    help="Protect all rows of one embedding together, as rows of one image"
-    " (default: each row alone).",
+    help="Protect all rows of one embedding together, as rows of one image;"
+    " embeddings that differ in a bit are two (default: each row alone).",
   ).default(None)
   backbone_name: str = Flag(
     form="NAME", help="Public name of what computed the embeddings."
