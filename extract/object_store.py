@@ -102,6 +102,24 @@ class Remote:
         names.append(name)
     return sorted(names)
 
+  def folder_names(self, client: Any) -> list[str]:
+    """Names of the folders directly in the folder.
+
+    Also of those that have nothing but keys that are passed over.
+    """
+    from obstore.exceptions import InvalidPathError
+
+    try:
+      return list(client.list_with_delimiter()["common_prefixes"])
+    except InvalidPathError as error:
+      # A folder's own name is odd, or empty as in `photos//1.jpg`.
+      names = set()
+      for key in self.names_after("", error):
+        folder, slash, _ = key.partition("/")
+        if folder and slash:
+          names.add(folder)
+      return list(names)
+
   def _client(self, timeouts: dict[str, str], retries: Any) -> Any:
     from obstore.store import GCSStore, S3Store
 

@@ -128,6 +128,12 @@ def iterate_files(store: Store) -> Iterator[tuple[str, tuple[int, str]]]:
       yield entry["path"], (entry["size"], version_of(entry))
 
 
+def folder_names(store: Store) -> list[str]:
+  """Folders directly in one of a bucket; also where all keys are odd."""
+  assert store.remote is not None
+  return _call(store, "", "list", store.remote.folder_names)
+
+
 def state(store: Store, name: str) -> tuple[int, str]:
   """Bytes and version of one file; FileNotFoundError: it does not exist."""
   if store.remote is not None:
@@ -192,19 +198,9 @@ def read(
 def read_range(
   store: Store, name: str, start: int, size: int
 ) -> tuple[bytes, str]:
-  """Reads a part of a file.
+  """Reads `size` bytes of a file from byte `start` on, and its version.
 
-  Args:
-    store: the folder.
-    name: the file.
-    start: its first byte.
-    size: how many bytes to read; fewer come where the file ends.
-
-  Returns:
-    The bytes, and the version of the file.
-
-  Raises:
-    FileNotFoundError: it does not exist.
+  Fewer bytes come where the file ends. FileNotFoundError: it does not exist.
   """
 
   def get(client: Any) -> tuple[bytes, str]:

@@ -212,7 +212,7 @@ def cache_info(
     source_num_examples=len(source),
     feature_dim=backbone.feature_dim,
     class_names=tuple(source.class_names),
-    num_classes_source="flag" if counted else "class_names",
+    num_classes_source=("flag" if counted else source.num_classes_source),
     backbone=backbone.identity,
     computed_by=compute_environment(backbone, config),
     views=views,

@@ -2,20 +2,28 @@
 
 The classes are the folders' names, sorted. A folder without images is an error:
 a class that came and went with its last image would tell whether that image is
-there, and class names are public. Files below a class count at any depth, as in
+there, and class names are public. A bucket has no empty folders, so there the
+class names do follow from the images: the cache and all receipts say so, unless
+a flag states the classes. Files below a class count at any depth, as in
 torchvision's ImageFolder. They come in the order of their paths by code point,
 that of `find * | LC_ALL=C sort` on every machine.
 """
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import EXAMPLE, SourceConfig
+from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.configs.extract_config import (
+  EXAMPLE,
+  NumClassesSource,
+  SourceConfig,
+)
+from oneshot_dp.extract import storage
 from oneshot_dp.extract.file_table import FileTable
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.formats import is_image
@@ -69,6 +77,7 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
     name=config.name or name,
     split=split,
     class_names=names,
+    num_classes_source=_num_classes_source(config, root),
     unit=unit,
     labels=labels[folder_numbers],
     unit_ids=unit_ids,
@@ -133,6 +142,20 @@ def _name_and_split(
       fix = f"give --split {' or '.join(splits)}"
     raise InputError(f"{root!r} has no --split {split!r}: {fix}.")
   return name, split
+
+
+def _num_classes_source(config: SourceConfig, root: str) -> NumClassesSource:
+  """Where the classes are known from; warns where it is the images."""
+  is_stated = config.class_names or config.num_classes is not None
+  if is_stated or not storage.is_url(root):
+    return "class_names"
+  print(
+    f"WARNING: {escaped(root)}: a bucket has no empty folders, so the class"
+    " names follow from the images, which are private, and are treated as"
+    " public; give --class-names to keep the guarantee.",
+    file=sys.stderr,
+  )
+  return "labels (treated as public)"
 
 
 def _class_names(

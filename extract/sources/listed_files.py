@@ -49,13 +49,17 @@ def _listed(folder: str) -> Iterator[File]:
 def folders_in(folder: str, files: FileTable) -> list[str]:
   """Sorted names of the folders directly in a folder, empty ones included.
 
-  (A store has no empty folders.)
+  (A store has no empty folders. One whose only keys are odd, and passed over,
+  is a folder of it all the same.)
   """
   names = {path.partition("/")[0] for path in files.paths() if "/" in path}
-  if not storage.is_url(folder):
-    for entry in os.scandir(folder):
-      if entry.is_dir() and not is_ignored(entry.name):
-        names.add(entry.name)
+  if storage.is_url(folder):
+    candidates = storage.folder_names(storage.store_at(folder))
+  else:
+    candidates = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+  for name in candidates:
+    if not is_ignored(name):
+      names.add(name)
   return sorted(names)
 
 

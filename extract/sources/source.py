@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from oneshot_dp.configs.errors import escaped
-from oneshot_dp.configs.extract_config import EXAMPLE
+from oneshot_dp.configs.extract_config import EXAMPLE, NumClassesSource
 from oneshot_dp.extract.sources.file_format import ImageData
 from oneshot_dp.extract.sources.formats import format_of
 from oneshot_dp.extract.sources.listed_files import File
@@ -47,6 +47,8 @@ class Source:
     name, split: public names.
     class_names: of label 0, 1, …; public, from the data's names or a flag,
       never from its labels, which are private.
+    num_classes_source: where the classes are known from; "labels (treated as
+      public)" where the images that are there decide which classes there are.
     unit: public name of what `unit_id` numbers; "example" where there is none,
       "distinct image" where it follows from the image.
     labels: class index of each example; private, as all that follows.
@@ -71,6 +73,7 @@ class Source:
   name: str
   split: str
   class_names: tuple[str, ...]
+  num_classes_source: NumClassesSource = "class_names"
   unit: str = EXAMPLE
   labels: Int32[np.ndarray, " n"]
   unit_ids: Int64[np.ndarray, " n"] | None = None

@@ -20,7 +20,8 @@ def warnings_of(plan: Plan) -> list[str]:
   if info.num_classes_source not in ("class_names", "flag"):
     warnings.append(
       "warning: the number of classes was read off the private labels; the"
-      " guarantee holds only if it is public: import with --num-classes"
+      " guarantee holds only if it is public: import with --num-classes, or"
+      " extract with --class-names"
     )
   warnings += _similar_class_names(info.class_names)
   # By n and K, which are public: a warning that followed from the true number

@@ -104,6 +104,8 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     for name in sorted(self.objects):
       if name.startswith(prefix) and name > after:
         names.append(name)
+    if "delimiter" in query:
+      return 200, [], _folders(prefix, names)
     page = names[: self.page_names]
     is_cut = "true" if len(names) > len(page) else "false"
     text = f"<ListBucketResult><IsTruncated>{is_cut}</IsTruncated>"
@@ -118,6 +120,20 @@ class ObjectServer(http.server.ThreadingHTTPServer):
         "<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents>"
       )
     return 200, [], f"{text}</ListBucketResult>".encode()
+
+
+def _folders(prefix: str, names: list[str]) -> bytes:
+  """A page of the folders below a prefix, of which some of the names are."""
+  folders = set()
+  for name in names:
+    folder, slash, _ = name.removeprefix(prefix).partition("/")
+    if slash:
+      folders.add(f"{prefix}{folder}/")
+  text = "<ListBucketResult><IsTruncated>false</IsTruncated>"
+  for folder in sorted(folders):
+    text += f"<CommonPrefixes><Prefix>{html.escape(folder)}</Prefix>"
+    text += "</CommonPrefixes>"
+  return f"{text}</ListBucketResult>".encode()
 
 
 def _version(data: bytes) -> list[tuple[str, str]]:

@@ -6,8 +6,13 @@ import pathlib
 import pytest
 
 from oneshot_dp.configs.errors import RunError
+from oneshot_dp.configs.extract_config import ExtractConfig, SourceConfig
+from oneshot_dp.extract.job.job import cache_info
 from oneshot_dp.extract.job.listing import listing_digest
+from oneshot_dp.extract.job.shard import load_embedder
+from oneshot_dp.extract.sources.open_source import open_source
 from oneshot_dp.extract.sources.source import Source
+from tests.extract import object_server
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
   open_dataset,
@@ -269,3 +274,65 @@ def test_a_folder_of_unreadable_photographs_only_is_named(tmp_path):
   write_files(tmp_path, "a/1.tif", "b/2.jxl")
   with refused("LEFT OUT: 'a/1.tif', 'b/2.jxl'; convert them to JPEG or PNG"):
     open_dataset(tmp_path)
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+  """A store whose folder `pets` has one image of each of two classes."""
+  with object_server.served(monkeypatch, tmp_path) as server:
+    server.objects = {"pets/cat/1.png": b"x", "pets/dog/1.png": b"x"}
+    yield server
+
+
+BUCKET_URL = f"s3://{object_server.BUCKET}/pets"
+
+
+def test_classes_of_a_bucket_are_said_to_follow_from_the_images(bucket, capsys):
+  source = open_dataset(BUCKET_URL)
+
+  assert source.num_classes_source == "labels (treated as public)"
+  assert "class names follow from the images" in capsys.readouterr().err
+
+
+def test_classes_of_a_bucket_that_a_flag_states_are_public(bucket, capsys):
+  source = open_dataset(BUCKET_URL, class_names=("cat", "dog", "eel"))
+
+  assert source.num_classes_source == "class_names"
+  assert source.class_names == ("cat", "dog", "eel")
+  assert "follow from the images" not in capsys.readouterr().err
+
+
+def test_classes_of_folders_on_a_disk_are_public(birds):
+  assert open_dataset(birds).num_classes_source == "class_names"
+
+
+@pytest.mark.parametrize("also", [[], ["pets//1.png"]])
+def test_class_of_a_bucket_with_nothing_but_an_odd_key_is_still_one(
+  bucket, also
+):
+  for key in ["pets/eel//1.png", *also]:
+    bucket.objects[key] = b"x"
+
+  with refused("classes without an image: 'eel'"):
+    open_dataset(BUCKET_URL)
+
+
+@pytest.mark.parametrize(
+  ("flags", "expected"),
+  [
+    ({}, "labels (treated as public)"),
+    ({"num_classes": 2}, "flag"),
+    ({"class_names": ("cat", "dog")}, "class_names"),
+  ],
+)
+def test_cache_of_a_bucket_says_where_its_classes_are_known_from(
+  bucket, flags, expected
+):
+  config = ExtractConfig(
+    source=SourceConfig(location=(BUCKET_URL,), **flags), backbone="glyph_vit"
+  )
+  backbone = load_embedder(config).backbone
+
+  info = cache_info(config, open_source(config.source), backbone)
+
+  assert info.num_classes_source == expected
