@@ -35,6 +35,10 @@ class Url(pathlib.PosixPath):
   def __fspath__(self) -> str:
     return str(self)
 
+  def resolve(self, strict: bool = False) -> "Url":
+    """The URL itself: it is absolute, and follows no links."""
+    return self
+
   def __repr__(self) -> str:
     return f"Url({str(self)!r})"
 
@@ -71,7 +75,7 @@ def as_place(place: str | os.PathLike) -> pathlib.Path:
   text = os.fspath(place)
   url = storage.URL.fullmatch(text)
   if url is None:
-    return pathlib.Path(text)
+    return parse_place(text)
   scheme, bucket, name = url.groups()
   return Url(f"{scheme}://{bucket}/{name}")
 

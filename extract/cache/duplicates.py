@@ -41,8 +41,8 @@ def find_duplicates(cache: FeatureCache) -> Duplicates:
   """Compares the keys of all rows of a cache, which are read once.
 
   The key of a row is a hash of its image's bytes, or, where embeddings were
-  imported, of the embedding's. Memory holds 36 bytes of each row. Rows of zeros
-  stand for no image.
+  imported, of the embedding's. Memory holds about 120 bytes of each
+  row. Rows of zeros stand for no image.
 
   Args:
     cache: a cache, or a part of one.

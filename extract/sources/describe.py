@@ -59,7 +59,7 @@ def describe_images(
 ) -> ImagesReport:
   """Looks at every image of every split once, on all cores.
 
-  In memory are the names of files, and 24 bytes of each image.
+  In memory are the names of files, and some tens of bytes of each image.
 
   Args:
     config: the location, and the flags that an extraction would be given.
@@ -318,11 +318,7 @@ def _label_conflicts(
   """Equal images that are in several classes, each with its class."""
   # Images are known by their place: the scan and the splits number them in ways
   # of their own.
-  class_of: dict[tuple[str, str, int, int], str] = {}
-  if groups:
-    for source in splits:
-      for index, label in enumerate(source.labels.tolist()):
-        class_of[source.place_of(index)] = source.class_names[label]
+  class_of = _classes_of(images, groups, splits)
   conflicts: list[str] = []
   for group in groups:
     classes: set[str] = set()
@@ -336,6 +332,29 @@ def _label_conflicts(
     if len(classes) > 1:
       conflicts.append(" = ".join(named))
   return conflicts
+
+
+def _classes_of(
+  images: _AllImages, groups: Sequence[Sequence[int]], splits: Sequence[Source]
+) -> dict[tuple[str, str, int, int], str]:
+  """The classes, by place, of the images that are equal to others.
+
+  Of no other images: a place of each in memory would be too much.
+  """
+  places: set[tuple[str, str, int, int]] = set()
+  for group in groups:
+    for index in group:
+      source, place = images.find(index)
+      places.add(source.place_of(place))
+  class_of: dict[tuple[str, str, int, int], str] = {}
+  if not places:
+    return class_of
+  for source in splits:
+    for index, label in enumerate(source.labels.tolist()):
+      image_place = source.place_of(index)
+      if image_place in places:
+        class_of[image_place] = source.class_names[label]
+  return class_of
 
 
 def _sizes(sides: Int32[np.ndarray, "n 2"]) -> list[str]:

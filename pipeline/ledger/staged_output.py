@@ -111,19 +111,29 @@ class StagedOutput:
     self.unlock()
 
 
+def refuse_url(out: Path) -> None:
+  """Raises InputError if an output is a URL."""
+  if is_url(str(out)):
+    raise _no_place_error(out)
+
+
 def _resolve_output(out: Path) -> Path:
   """The absolute path of an output; InputError: there can be none."""
+  refuse_url(out)
   path = None
-  if not is_url(str(out)):
-    # A loop of links is an OSError, or a RuntimeError of older Pythons.
-    with contextlib.suppress(OSError, RuntimeError):
-      path = out.resolve()
+  # A loop of links is an OSError, or a RuntimeError of older Pythons.
+  with contextlib.suppress(OSError, RuntimeError):
+    path = out.resolve()
   if path is None or not path.name:
-    raise InputError(
-      f"{out} is not a place on a disk; choose another. (Only a disk shows a"
-      " folder by one rename: copy it into a bucket from there.)"
-    )
+    raise _no_place_error(out)
   return path
+
+
+def _no_place_error(out: Path) -> InputError:
+  return InputError(
+    f"{out} is not a place on a disk; choose another. (Only a disk shows a"
+    " folder by one rename: copy it into a bucket from there.)"
+  )
 
 
 def _lock_folder(folder: Path, out: Path) -> int:

@@ -28,6 +28,7 @@ from oneshot_dp.pipeline.heads.head_folder import SavedHead
 from oneshot_dp.pipeline.heads.verify import earlier_head
 from oneshot_dp.pipeline.ledger.entries import ChargeRequest
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.ledger.staged_output import refuse_url
 from oneshot_dp.pipeline.requests import TrainRequest
 from oneshot_dp.pipeline.runs.cache_roles import CacheRole, check_roles
 from oneshot_dp.pipeline.runs.evaluation import (
@@ -119,6 +120,7 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
   """
   # Numbers come first: who mistypes one should not wait until rows are read.
   _check_numbers(request)
+  refuse_url(request.out)
   ledger = Ledger(request.ledger)
   source = NoiseSource(request.noise_seed)
   train = _open_training_cache(request)

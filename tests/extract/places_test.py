@@ -89,3 +89,19 @@ def test_url_keeps_both_slashes_however_it_is_joined():
   assert str(url.with_name("3")) == "s3://bucket/heads/3"
   assert storage.is_url(url)
   assert places.as_place(pathlib.Path("s3://b/x")) == places.Url("s3://b/x")
+
+
+@pytest.mark.parametrize(
+  ("word", "meant"), [("s3a://b/x", "s3://b/x"), ("file:///srv/x", "/srv/x")]
+)
+def test_place_of_an_argument_is_that_of_the_same_word_typed(word, meant):
+  assert str(places.as_place(word)) == meant
+  assert places.as_place(word) == places.parse_place(word)
+
+
+def test_url_resolves_to_itself_wherever_one_is(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+
+  place = places.Url("s3://b/head").resolve() / "evaluation"
+
+  assert str(place) == "s3://b/head/evaluation"

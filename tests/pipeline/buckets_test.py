@@ -133,3 +133,14 @@ def test_what_is_not_in_a_bucket_is_named_with_both_slashes(
 
   assert "s3://data/" in line
   assert _LOST_SLASH not in line
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_output_in_a_bucket_is_refused_before_anything_is_read(
+  bucket, capsys, dry
+):
+  words = "train --cache none --epsilon 1 --delta 1e-5 --out s3://data/h"
+
+  line = fails(capsys, *words.split(), *dry)
+
+  assert "s3://data/h is not a place on a disk" in line
