@@ -233,13 +233,18 @@ class _SharedRows(NamedTuple):
     return self.exact + math.ceil(others / self.recognized)
 
   def in_words(self, num_rows: int) -> str:
-    """Says how many of a cache's rows they are."""
-    at_most = min(self.at_most, num_rows)
-    if at_most == self.seen:
-      return f"{self.seen} of the {num_rows} rows"
+    """Says about how many of a cache's rows they are.
+
+    Not how many: errors go into logs, and the number follows from private rows.
+    """
+    share = "more than one in a hundred of the rows"
+    if 2 * self.at_most > num_rows:
+      share = "more than half of the rows"
+    if min(self.at_most, num_rows) == self.seen:
+      return share
     return (
-      f"{self.seen} of the {num_rows} rows, and perhaps {at_most}, as most that"
-      " are rounded to another precision are not recognized,"
+      f"perhaps {share}, as most that are rounded to another precision are not"
+      " recognized,"
     )
 
 
@@ -257,8 +262,8 @@ def _judge(
   # accuracy on one of them is a statistic of it.
   if units:
     raise InputError(
-      f"the test set overlaps the private rows: {units}"
-      f" {public.cache.info.unit}s of {public} are among {owner}: give a test"
+      "the test set overlaps the private rows: a"
+      f" {public.cache.info.unit} of {public} is among {owner}: give a test"
       " set of others, or score these with --private-eval."
     )
   num_rows = _count_different_rows(public.keys)
@@ -293,13 +298,12 @@ def _judge_unlabeled(
   """
   num_rows = _count_different_rows(public.keys)
   if units or shared.at_most * _ONE_IN > num_rows:
-    which = shared.in_words(num_rows)
+    which = f"{shared.in_words(num_rows)} of {public} are"
     if units:
-      which = f"{units} {public.cache.info.unit}s"
+      which = f"a {public.cache.info.unit} of {public} is"
     raise InputError(
-      f"the public rows overlap the private rows: {which} of {public} are"
-      f" among {owner}, and a head learns from public rows without noise: leave"
-      " them out."
+      f"the public rows overlap the private rows: {which} among {owner}, and a"
+      " head learns from public rows without noise: leave them out."
     )
   if not shared.seen:
     return []

@@ -78,14 +78,13 @@ def summary_of(plan: Plan, charge_ids: Sequence[str]) -> str:
   """Returns one line about what is trained, on what, and what was charged."""
   costs = costs_with_ledger(plan, charge_ids)
   # With seeded noise no ε is stated, as none holds.
-  parts = [_exposure_of(plan)]
+  parts = [f"{_exposure_of(plan)}, in {plan.ledger.path}"]
   if plan.source.is_private:
-    parts = [_describe_cost(cost, "is charged") for cost in costs]
+    charges = [_describe_cost(cost, "is charged") for cost in costs]
+    parts = [f"{'; '.join(charges)}, in {plan.ledger.path}"]
     if plan.request.baseline:
-      parts.append(f"there are heads without noise, {NOT_PRIVATE}")
-  return (
-    f"{_describe_training(plan)}: {'; '.join(parts)}, in {plan.ledger.path}"
-  )
+      parts.append(f"there are heads without noise, too: {NOT_PRIVATE}")
+  return f"{_describe_training(plan)}: {'; '.join(parts)}"
 
 
 def dry_run_lines(plan: Plan) -> list[str]:
@@ -104,7 +103,7 @@ def dry_run_lines(plan: Plan) -> list[str]:
         line += f"; cap: {cost.cap}; {verdict}"
       lines.append(line)
   lines.append(
-    f"dry run: nothing was charged or written, in {plan.ledger.path}"
+    f"dry run: nothing was written, and nothing charged to {plan.ledger.path}"
   )
   return lines
 
