@@ -33,6 +33,7 @@ from oneshot_dp.extract.sources.labels import (
 )
 from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.location import (
+  common_folder,
   expand_location,
   list_tables,
   resolve_split,
@@ -184,14 +185,14 @@ def _list_files(request: ImportRequest) -> tuple[str, str, list[VectorFile]]:
   is_one_npz = len(listed) == 1 and next(iter(listed)).lower().endswith(".npz")
   if is_one_npz:
     by_split = _splits_of_arrays(request, listed)
-  # Where nothing in the names tells of splits, a flag does not choose one: it
-  # says what the split of these files is to be called.
+  # Where no name tells of a split, the flag says what it is to be called.
   if set(by_split) == {_UNNAMED_SPLIT}:
     split = request.split or _DEFAULT_SPLIT
     members = by_split[_UNNAMED_SPLIT]
   else:
     split, members = resolve_split(request.location, request.split, by_split)
-  return name, split, [open_vector_file(listed[path]) for path in members]
+  root = common_folder(files)
+  return name, split, [open_vector_file(listed[path], root) for path in members]
 
 
 def _splits_of_arrays(

@@ -9,6 +9,7 @@ unpickled.
 import contextlib
 import hashlib
 import math
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,8 +84,13 @@ class VectorFile(Protocol):
     ...
 
 
-def open_vector_file(file: File) -> VectorFile:
+def open_vector_file(file: File, root: str | None = None) -> VectorFile:
   """Opens an npz or a Parquet file.
+
+  Args:
+    file: as it was listed.
+    root: the folder of the data set, of which folders below say columns; None
+      where the file is all of it.
 
   Raises:
     InputError: it is neither, or is damaged.
@@ -93,7 +99,7 @@ def open_vector_file(file: File) -> VectorFile:
   if suffix == ".npz":
     return NpzVectors(file)
   if suffix == ".parquet":
-    return ParquetVectors(file)
+    return ParquetVectors(file, root or os.path.dirname(file.path))
   raise InputError(
     f"{file.path} is neither .npz nor .parquet: use numpy.savez, for example."
   )
@@ -251,7 +257,7 @@ class ParquetVectors:
   size, or tensors.
   """
 
-  def __init__(self, file: File):
+  def __init__(self, file: File, root: str):
     import pyarrow as pa
 
     self.path = file.path
@@ -269,7 +275,7 @@ class ParquetVectors:
         self.shapes[field.name] = (rows, 0) if is_vector else (rows,)
     # What the folders say is a column like others, unless the file has it.
     self._partitions: dict[str, str] = {}
-    for column, value in partition_columns(file.path).items():
+    for column, value in partition_columns(file.path, root).items():
       if column not in self.shapes and column != "split":
         self._partitions[column] = value
         self.shapes[column] = (rows,)

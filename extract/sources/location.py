@@ -9,7 +9,7 @@ import glob
 import os
 import re
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from oneshot_dp.configs.errors import InputError
@@ -99,17 +99,39 @@ def expand_glob(path: str) -> list[str]:
   return matches
 
 
-def partition_columns(path: str) -> dict[str, str]:
+def common_folder(files: Mapping[str, File]) -> str:
+  """The folder of a data set: what lies above it says nothing about its rows.
+
+  It is the folder that a person named, or, of files, the one that they have in
+  common: so `pets/label=*/*.parquet` is all of `pets`.
+
+  Args:
+    files: by their names in the data set, as `list_tables` returns them.
+  """
+  name, file = next(iter(files.items()))
+  if name != file.path:
+    return file.path.removesuffix(name)
+  # (commonpath would take a slash from s3://.)
+  prefix = os.path.commonprefix(list(files))  # noqa: RUF071
+  return os.path.dirname(prefix)
+
+
+def partition_columns(path: str, root: str) -> dict[str, str]:
   """The columns that the folders of a file say, as Spark and DuckDB write them.
 
   All rows of the file have these values. A partition of missing values, which
   is called `__HIVE_DEFAULT_PARTITION__`, is a blank one.
 
-  >>> partition_columns("pets/split=train/label=big%20cat/part-0.parquet")
+  Args:
+    path: of the file.
+    root: the folder of the data set; those above it are not looked at.
+
+  >>> partition_columns("user=a/pets/split=train/label=big%20cat/0.parquet",
+  ...                   "user=a/pets")
   {'split': 'train', 'label': 'big cat'}
   """
   columns: dict[str, str] = {}
-  for folder in path.split("/")[:-1]:
+  for folder in path.removeprefix(root).split("/")[:-1]:
     name, equals, value = folder.partition("=")
     if name and equals:
       value = urllib.parse.unquote(value)

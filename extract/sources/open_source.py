@@ -32,6 +32,7 @@ from oneshot_dp.extract.sources.formats import (
 from oneshot_dp.extract.sources.labels import class_names, label_numbers
 from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.location import (
+  common_folder,
   expand_location,
   list_tables,
   resolve_split,
@@ -110,7 +111,9 @@ def _open_hub_dataset(config: SourceConfig) -> Source:
   folder = hub.download_files(dataset, chosen)
   files = [listed_files.file_at(os.path.join(folder, path)) for path in chosen]
   name = config.name or dataset.repository
-  config = dataclasses.replace(config, name=name, split=split)
+  config = dataclasses.replace(
+    config, location=(folder,), name=name, split=split
+  )
   return _labeled_rows(config, files)
 
 
@@ -158,7 +161,10 @@ def _open_tables(config: SourceConfig, paths: Sequence[str]) -> Source:
   if config.units is not None:
     check_unit_name(config.units)
   config = dataclasses.replace(
-    config, name=config.name or os.path.splitext(name)[0], split=split
+    config,
+    location=(common_folder(files) or ".",),
+    name=config.name or os.path.splitext(name)[0],
+    split=split,
   )
   return _labeled_rows(config, [files[path] for path in members])
 

@@ -183,6 +183,8 @@ def parquet_rows(
   # The schema is in the footer: columns are chosen before any page is read.
   label_column = ""
   class_names: tuple[str, ...] = ()
+  # Whoever lists a data set has put its one folder here.
+  root = config.location[0]
   labels: list[Any] = []
   units: list[Any] = []
   with listed_files.opened(file, _PARQUET) as content:
@@ -194,11 +196,15 @@ def parquet_rows(
       label_column, class_names = _label_column(
         config, schema, images, file.path
       )
-      labels = _column_values(content, file.path, label_column, len(locations))
+      labels = _column_values(
+        content, file.path, root, label_column, len(locations)
+      )
     if config.units is not None:
       columns = [name for name in schema.names if name not in images]
-      _check_column(schema, columns, "--units", config.units, file.path)
-      units = _column_values(content, file.path, config.units, len(locations))
+      _check_column(schema, columns, "--units", config.units, file.path, root)
+      units = _column_values(
+        content, file.path, root, config.units, len(locations)
+      )
   return FileRows(
     column=image,
     locations=locations,
@@ -211,10 +217,10 @@ def parquet_rows(
 
 
 def _column_values(
-  content: Any, path: str, column: str, num_rows: int
+  content: Any, path: str, root: str, column: str, num_rows: int
 ) -> list[Any]:
   """The values of a column of the file, or of the folders that it is in."""
-  partitions = partition_columns(path)
+  partitions = partition_columns(path, root)
   if column in partitions:
     return [partitions[column]] * num_rows
   return read_values(content, path, column)
@@ -312,7 +318,7 @@ def _label_column(
 ) -> tuple[str, tuple[str, ...]]:
   """The column of labels, and the names of the classes, if it has such."""
   columns = [name for name in schema.names if name not in images]
-  candidates = [*columns, *partition_columns(path)]
+  candidates = [*columns, *partition_columns(path, config.location[0])]
   classes = class_labels(schema.metadata)
   if config.label:
     label = resolve_choice(path, "--label", config.label, candidates)
@@ -320,15 +326,20 @@ def _label_column(
     label = resolve_choice(path, "--label", None, list(classes))
   else:
     label = resolve_choice(path, "--label", "label", candidates)
-  _check_column(schema, columns, "--label", label, path)
+  _check_column(schema, columns, "--label", label, path, config.location[0])
   return label, classes.get(label, ())
 
 
 def _check_column(
-  schema: pa.Schema, columns: list[str], flag: str, name: str, path: str
+  schema: pa.Schema,
+  columns: list[str],
+  flag: str,
+  name: str,
+  path: str,
+  root: str,
 ) -> None:
   """Raises InputError unless a column is one of integers or strings."""
-  partitions = partition_columns(path)
+  partitions = partition_columns(path, root)
   name = resolve_choice(path, flag, name, [*columns, *partitions])
   if columns.count(name) > 1 or (name in partitions and name in schema.names):
     raise InputError(f"{path!r} has several columns {name!r}: leave one.")

@@ -509,3 +509,23 @@ def test_folders_of_partitions_are_the_columns_of_their_files(partitioned):
 def test_the_classes_of_partitions_are_named_by_a_flag(partitioned):
   with pytest.raises(InputError, match="names no classes: give --class-names"):
     open_dataset(partitioned, split="train")
+
+
+def test_folders_above_a_data_set_say_nothing_of_its_rows(tmp_path):
+  folder = tmp_path / "label=dog" / "photos"
+  write_table(folder / "0.parquet", IMAGES[:2])
+
+  for location in (folder, folder / "0.parquet"):
+    with pytest.raises(InputError, match="has nothing that can be its --label"):
+      open_dataset(location, class_names=("cat", "dog"))
+
+
+def test_folders_that_a_pattern_matches_are_columns(tmp_path):
+  for name, image in (("cat", IMAGES[0]), ("dog", IMAGES[1])):
+    write_table(tmp_path / f"pets/label={name}/0.parquet", [image])
+
+  source = open_dataset(
+    tmp_path / "pets/label=*/*.parquet", class_names=("cat", "dog")
+  )
+
+  assert source.labels.tolist() == [0, 1]
