@@ -103,12 +103,13 @@ print(json.dumps([refused, len(charges), first.receipt()]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_wrong_types_are_refused_in_a_line_and_numbers_of_numpy_are_not():
   refused, charges, receipt = json.loads(printed(SCRIPT))
   assert refused == [
     "source=7 must be a oneshot_dp.NoiseSource.",
-    "head=3 must be one of auto, lamb, adam, momentum.",
+    "head=3 must be one of auto, lamb, adam, momentum, prototypes,"
+    " least_squares.",
     "start is <U3 (): give numbers of shape (3, 3), a vector for each class.",
     "epsilon='1' must be a number.",
     "delta='1e-4' must be a number.",

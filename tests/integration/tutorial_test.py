@@ -11,7 +11,7 @@ import pytest
 NOTEBOOK = pathlib.Path(__file__).parents[2] / "pipeline" / "tutorial.ipynb"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
 def test_tutorial_cells_run_in_order_and_print_as_many_lines_as_shown():
   mpl.use("agg")

@@ -174,7 +174,7 @@ def test_predictions_are_those_that_evaluate_heads_counts():
   np.testing.assert_array_equal(chances.argmax(axis=1), head.predict(ROWS))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("head", ["auto", "lamb"])
 def test_predict_proba_is_about_as_sure_as_the_head_is_right(head):
   """Within a third of the log-loss at the best constant, not near uniform."""

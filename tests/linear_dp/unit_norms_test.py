@@ -168,7 +168,7 @@ def use_devices(monkeypatch, num_devices, chunk_rows):
   monkeypatch.setattr(rows_module, "_chunk_rows", lambda *_: chunk_rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("num_devices", "chunk_rows"), [(1, 8), (2, 8), (4, 512), (8, 8), (8, 128)]
 )

@@ -22,7 +22,7 @@ DELTA = 1e-5
 class TestRehearsal:
   """Everything that is made after the charge is made once before it."""
 
-  @pytest.mark.slow
+  @pytest.mark.long
   @pytest.mark.parametrize(
     "flags",
     [
@@ -39,7 +39,7 @@ class TestRehearsal:
     succeeds(capsys, *place(f"{words} {flags} --dry-run --out s"))
     assert not ledger.path.exists()
 
-  @pytest.mark.slow
+  @pytest.mark.long
   def test_the_rehearsed_run_is_the_one_that_is_made(
     self, capsys, place, ledger
   ):

@@ -139,7 +139,7 @@ def published(folder, make, seed, monkeypatch):
   return {k: (mode, without_random_ids(v)) for k, (mode, v) in found.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_only_random_ids_differ(tmp_path, monkeypatch):
   one = published(tmp_path / "a", plain_rows, 1, monkeypatch)
   other = published(tmp_path / "b", odd_rows, 2, monkeypatch)

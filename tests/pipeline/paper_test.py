@@ -34,7 +34,7 @@ def few_settings(monkeypatch):
   monkeypatch.setattr(experiments, "_BATCHES", (1, 3))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_experiments_print_tables_and_draw_a_picture(
   features, few_settings, tmp_path, capsys
 ):

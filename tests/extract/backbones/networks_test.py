@@ -148,7 +148,7 @@ def test_embedding_of_an_image_changes_with_no_neighbor(key):
 HEADS_BY_SIZE = {"ti": 3, "s": 6, "b": 12, "l": 16, "h": 16, "so400m": 16}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_published_file_is_recognized_by_its_names_and_shapes():
   """Every file of timm's and Google's; of each kind one network is built,
   cut short."""

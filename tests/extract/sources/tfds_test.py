@@ -140,7 +140,7 @@ from oneshot_dp.extract.job.listing import decode_header
 from oneshot_dp.extract.sources.open_source import open_source
 folder, listing = map(pathlib.Path, sys.argv[1:])
 place = SourceConfig(location=(f"tfds:{folder}",), split="train")
-for found in (open_source(place), delisting_digest(listing.read_bytes())):
+for found in (open_source(place), decode_header(listing.read_bytes())):
   print(len(found), found.name, found[7].label)
 assert "tensorflow" not in sys.modules
 """

@@ -73,7 +73,7 @@ def test_a_name_in_letters_that_the_font_lacks_is_shown():
   rehearse_report(planned(dataset="猫と犬", class_names=("猫", "犬", "鼠")))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(
   max_examples=12,
   deadline=None,
