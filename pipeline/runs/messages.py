@@ -83,7 +83,7 @@ def summary_of(plan: Plan, charge_ids: Sequence[str]) -> str:
     charges = [_describe_cost(cost, "is charged") for cost in costs]
     parts = [f"{'; '.join(charges)}, in {plan.ledger.path}"]
     if plan.request.baseline:
-      parts.append(f"there are heads without noise, too: {NOT_PRIVATE}")
+      parts.append(f"there are heads without noise, {NOT_PRIVATE}")
   return f"{_describe_training(plan)}: {'; '.join(parts)}"
 
 
