@@ -25,8 +25,8 @@ from oneshot_dp.linear_dp.rows import Rows, rows_of
 from oneshot_dp.linear_dp.statistics import class_sums, second_moment
 
 SECOND_MOMENT_SHARE = 0.3
-"""Of a head's μ²; the class sums have the rest. With 0.2 few rows gain some
-points; with 0.5 many gain 0.4."""
+"""The share of a head's μ² that pays for M; the class sums have the rest. With
+0.2 few rows gain some points; with 0.5 many gain 0.4."""
 
 
 def least_squares(
@@ -38,7 +38,13 @@ def least_squares(
   state: HeadState | None,
   options: HeadOptions,
 ) -> HeadResult:
-  """Makes the head by two releases whose μ² add up to `new_mu_squared`."""
+  """Makes the head by two releases whose μ² add up to `new_mu_squared`.
+
+  Formal guarantees: those of `PrivateSums.release` for the two sums; all else
+  is post-processing, with n, which is public.
+
+  See `HeadFn` for the arguments. It has no options and keeps no state.
+  """
   del spent_mu_squared, state, options
   moment, noise = sums.release(
     "second moment",

@@ -30,9 +30,9 @@ _ONE_IN = 100
 """One row in so many of a test set may be a copy of a private one."""
 _RECOGNIZED_OF_BFLOAT16 = 0.003
 _RECOGNIZED_OF_FLOAT16 = 0.4
-"""Of copies that were scaled or rounded anew, the smallest share that was
-measured to keep the key of their direction (PRIVACY.md, section 6): what is
-seen of them is divided by it. Exact copies are known by another key."""
+"""The smallest measured share of copies, scaled or rounded anew, that keep the
+key of their direction (PRIVACY.md, section 6): what is seen of them is divided
+by it. Exact copies are known by another key."""
 _DIFFERENCES_SHOWN = 3
 
 
