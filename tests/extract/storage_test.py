@@ -298,6 +298,7 @@ def test_a_store_without_a_network_is_said_at_once(
   assert time.monotonic() - begin < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["s3"], indirect=True)
 def test_a_write_may_take_as_long_as_its_bytes_need(place, monkeypatch):
   url, server = place

@@ -60,6 +60,7 @@ def heads_of_gpu():
   return json.loads(printed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", seeded_heads.CASES)
 def test_seeded_head_today_has_the_golden_bits(case, heads_of_eight_devices):
   is_same_platform = golden["fingerprint"] == seeded_heads.fingerprint()
@@ -94,6 +95,7 @@ def test_seeded_head_on_a_gpu_has_the_bits_of_the_cpu(
   assert heads_of_gpu[case] == heads_of_eight_devices[case]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", seeded_heads.CASES)
 def test_receipt_of_a_seeded_head_says_what_it_said(
   case, heads_of_eight_devices

@@ -37,6 +37,7 @@ def results(tmp_path_factory):
     return command_lines.run_lines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", command_lines.LINES)
 def test_command_ends_with_its_status_and_says_its_keys(line, results):
   assert results[line] == golden[line]

@@ -40,6 +40,7 @@ def assert_equal(found, expected, place):
     assert found == expected, place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", golden)
 def test_golden_files_are_read_as_they_were(what, results):
   assert_equal(results[what], golden[what], what)

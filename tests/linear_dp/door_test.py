@@ -86,6 +86,7 @@ def test_shares_that_are_rounded_up_are_not_refused(count, paid):
     )
 
 
+@pytest.mark.slow
 @every
 def test_what_leaves_is_the_exact_sum_and_noise_of_the_stated_deviation(name):
   statistic = STATISTICS[name]

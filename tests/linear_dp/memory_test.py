@@ -51,7 +51,7 @@ def test_memory_needed_with_shards_counts_those_that_are_read_ahead():
   assert 3 < needed / GIB < 6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
   ("head", "n", "feature_dim", "num_classes", "epsilon"),

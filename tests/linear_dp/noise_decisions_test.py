@@ -47,6 +47,7 @@ def test_thresholds_are_exact_and_decide_words_beside_them(k):
     assert noise._sample_integers(1, source).item() == k + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", range(8))
 @pytest.mark.parametrize("words", [1, 3])
 @pytest.mark.parametrize("side", [-1, 1])

@@ -41,6 +41,7 @@ def test_the_catalogue_has_every_statistic():
   assert lefts == has
 
 
+@pytest.mark.slow
 @every
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_a_row_moves_a_sum_by_no_more_than_the_sensitivity(name, dtype):
@@ -59,6 +60,7 @@ def test_a_row_moves_a_sum_by_no_more_than_the_sensitivity(name, dtype):
   assert max(moves) > 0
 
 
+@pytest.mark.slow
 @every
 def test_a_unit_moves_a_sum_by_no_more_than_the_sensitivity(name):
   rng = np.random.default_rng(1)
@@ -160,6 +162,7 @@ def test_a_row_that_is_off_the_ball_adds_nothing(left):
 # The same bits.
 
 
+@pytest.mark.slow
 @every
 @pytest.mark.parametrize("units", [False, True])
 def test_the_order_of_rows_and_the_size_of_blocks_do_not_matter(name, units):

@@ -39,7 +39,7 @@ if LIBTPU.is_file():
 HERE = sys.platform == "linux" and platform.machine() == "x86_64"
 FOUND = LIBTPU.is_file() or importlib.util.find_spec("libtpu") is not None
 pytestmark = [
-  pytest.mark.slow,
+  pytest.mark.long,
   pytest.mark.skipif(not (HERE and FOUND), reason="no libtpu here"),
 ]
 

@@ -77,6 +77,7 @@ def test_train_of_several_epsilons_releases_what_each_epsilon_buys(head, units):
     assert epsilon_of(float(released), DELTA) <= trained.epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("units", [False, True])
 def test_train_of_several_epsilons_costs_the_largest_in_all(head, units):

@@ -195,6 +195,7 @@ def test_unit_of_any_size_moves_a_gradient_by_at_most_the_sensitivity(
     assert (0.99 * SENSITIVITY) ** 2 <= squared <= SENSITIVITY**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_hosts", [1, 2, 4])
 def test_hosts_that_share_units_add_up_to_the_bits_of_one(num_hosts):
   """What a host has of a unit is all of it: cut in two, it would be longer."""

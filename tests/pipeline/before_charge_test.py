@@ -49,6 +49,7 @@ class TestRehearsal:
     assert {head["head"] for head in heads} == set(HEADS)
     assert len(ledger.entries()) == len(HEADS)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     "broken",
     [

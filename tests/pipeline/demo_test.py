@@ -9,7 +9,7 @@ import pytest
 from tests.pipeline.command_line import succeeds
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_compares_both_heads_and_spends_nobodys_budget(
   capsys, tmp_path, monkeypatch, ledger_file
 ):

@@ -252,7 +252,7 @@ def test_the_same_rows_again_are_the_cache_and_others_are_refused(tmp_path):
   np.testing.assert_array_equal(rows_of(tmp_path / "c")["embedding"], embedding)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_is_bounded(tmp_path):
   # 240 MB of zeros in a small file; a shard takes 8 MB.
   rows = np.broadcast_to(np.zeros(1, "f4"), (60_000, 1000))

@@ -57,6 +57,7 @@ def test_a_folder_is_labelled_as_the_head_says(tmp_path, capsys, head, photos):
   assert right.mean() > 0.6
 
 
+@pytest.mark.slow
 def test_words_after_flags_are_not_lost(tmp_path, capsys, head, photos):
   first = photos / "000.png"
   second = photos / "001.png"
@@ -151,7 +152,7 @@ def test_another_backbone_is_refused(tmp_path, capsys, head, photos):
   assert not (tmp_path / "p.csv").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_run_leaves_nothing(
   tmp_path, tmp_path_factory, capsys, monkeypatch
 ):
@@ -249,6 +250,7 @@ def twelve_bits(tmp_path):
   return file
 
 
+@pytest.mark.slow
 def test_a_head_remembers_the_bit_depth_of_its_training(
   tmp_path, capsys, twelve_bits
 ):

@@ -69,7 +69,7 @@ def test_a_network_read_back_gives_100_classes_in_100(tmp_path, unit_norm):
   read_back(tmp_path, backbone, image_heads.digits()[0][:100], unit_norm)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_published_vit_read_back_gives_its_classes(tmp_path, shared_data):
   weights = str(shared_data / "vit_ti16_in1k.npz")
   backbone = load_backbone("vit_ti16", weights, compute_dtype="float32")

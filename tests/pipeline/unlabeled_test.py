@@ -45,6 +45,7 @@ def test_train_with_unlabeled_rows_states_them_in_receipt_and_card(
   )
 
 
+@pytest.mark.slow
 def test_train_with_unlabeled_rows_costs_its_epsilon_and_verifies(
   capsys, place, ledger, public_cache
 ):

@@ -131,6 +131,7 @@ def test_timm_tensors_are_the_arrays_of_the_file_without_classifier(
     np.testing.assert_array_equal(tensors[name], array, err_msg=name)
 
 
+@pytest.mark.slow
 def test_timm_tensors_have_positions_of_the_image_size(vit):
   larger = Preprocessing(image_size=48)
   resized = dataclasses.replace(vit, preprocessing=larger)

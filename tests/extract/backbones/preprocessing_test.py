@@ -103,6 +103,7 @@ def test_whole_preprocessing_is_taken_as_it_is(tmp_path, vit_file):
   assert backbone.preprocessing == stated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("location", [None, "hf://timm/other@main"])
 def test_config_of_the_hub_comes_with_the_weights(
   tmp_path, monkeypatch, vit_bytes, location

@@ -122,7 +122,7 @@ def test_two_jobs_cannot_both_begin(tmp_path):
   assert jobs[begun.index(True)].digest in (tmp_path / JOB_FILE).read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_anywhere_and_run_again_gives_the_same_bytes(tmp_path):
   forks = multiprocessing.get_context("forkserver")
   forks.set_forkserver_preload(

@@ -32,6 +32,7 @@ def unit_norm(x, dtype):
 
 
 # Of few values that went through a ReLU most rows are zeros.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("d", "kind"),
   [

@@ -39,6 +39,7 @@ def upload(tmp_path, monkeypatch):
     yield put
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_url_is_read_as_the_same_files_are(tmp_path, upload, scheme, kind):

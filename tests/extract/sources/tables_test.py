@@ -359,6 +359,7 @@ def test_a_table_that_was_cut_is_refused_when_it_is_listed(
     open_table_source(path, kind)
 
 
+@pytest.mark.slow
 def test_damaged_parquet_is_read_or_refused_in_one_line(tmp_path):
   path = tmp_path / "x.parquet"
   write_table(path, IMAGES[:9], CLASSES, label=LABELS[:9], who=PATIENTS[:9])

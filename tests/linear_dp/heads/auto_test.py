@@ -213,6 +213,7 @@ def test_releases_are_each_statistic_once_and_then_the_gradients(released):
   assert names == [*case.shares, *["gradient"] * STEPS]
 
 
+@pytest.mark.slow
 def test_releases_cost_all_of_the_budget_and_no_more(released):
   case, releases = released
   spent = mu_squared_of(releases)
@@ -353,6 +354,7 @@ def test_public_start_needs_no_mean_and_no_bias(mu_squared):
   assert not head.bias.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new_mu_squared", [0.2, 8.9])
 @pytest.mark.parametrize("start", [None, START])
 def test_larger_epsilon_begins_at_its_start_and_part_of_the_head_before(

@@ -257,6 +257,7 @@ def test_check_plan_refuses_unlabeled_rows_for_one_step():
     check("lamb", unlabeled=unlabeled_rows())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 9])
 def test_check_plan_refuses_to_go_on_with_other_unlabeled_rows(seed):
   (parent_head,) = train_with(unlabeled_rows(), (1.0,))

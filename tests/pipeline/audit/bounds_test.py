@@ -57,7 +57,7 @@ def crowded_canaries(count, num_directions, dim, num_classes=4):
 
 # At most 5 %, of 400 audits: 2.5 % are 10, and 22 are 3.8 standard deviations
 # more. `python -m tests.pipeline.audit.simulate` makes 1,000 at each setting.
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon", [0.25, 1.0, 8.0, 20.0])
 def test_bound_of_sound_audits_is_seldom_above_the_claim(epsilon):
   rng = np.random.default_rng(1)

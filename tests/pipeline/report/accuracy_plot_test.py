@@ -51,7 +51,7 @@ def test_pictures_same_rows_same_bytes(name):
   assert (pictures, charts) == draw_all(RUNS[name])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pictures_any_number_of_heads_is_plotted():
   rows = []
   for i in range(30):
