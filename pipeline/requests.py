@@ -86,6 +86,7 @@ class EvalRequest:
     ledger: the ledger's file; None is the default one.
     allow_weak_privacy: allow δ ≥ 1/n and ε > 20.
     noise_seed: seed of reproducible noise, which is NOT PRIVATE.
+    dry_run: check everything and state the cost, but charge nothing.
   """
 
   head: Path
@@ -94,6 +95,7 @@ class EvalRequest:
   ledger: Path | None = None
   allow_weak_privacy: bool = False
   noise_seed: int | None = None
+  dry_run: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from oneshot_dp.extract.places import parse_place
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import (
   ALLOW_DUPLICATES,
+  DRY_RUN,
   HEAD_FOLDER,
   LEDGER,
   NOISE_SEED,
@@ -59,6 +60,7 @@ class Flags(CommandFlags):
   ledger: Path | None = LEDGER.default(None)
   weak_privacy: bool = WEAK_PRIVACY.off()
   noise_seed: int | None = NOISE_SEED.default(None)
+  dry_run: bool = DRY_RUN.off()
   out: Path | None = Flag(
     parse=parse_place,
     form="FILE.json",
@@ -80,6 +82,7 @@ class Flags(CommandFlags):
       ledger=self.ledger,
       allow_weak_privacy=self.weak_privacy,
       noise_seed=self.noise_seed,
+      dry_run=self.dry_run,
     )
 
 
@@ -90,6 +93,10 @@ def run(flags: Flags) -> Answer:
 
   if flags.out is not None and places.exists(flags.out):
     raise InputError(f"--out {flags.out} already exists: name a new file.")
+  if flags.dry_run:
+    from oneshot_dp.pipeline.runs.evaluation_dry_run import dry_run_of_scores
+
+    return dry_run_of_scores(flags.request())
   # `score_head` decides when there is an answer: it calls `show` after the
   # charge.
   answers = []

@@ -136,6 +136,15 @@ def sha256(content: bytes) -> str:
   return hashlib.sha256(content).hexdigest()
 
 
+def digest_of_rows(requests: Sequence[ChargeRequest]) -> str:
+  """The SHA-256 of all keys of all requests."""
+  parts = []
+  for request in requests:
+    for kind, keys in sorted(request.keys.items()):
+      parts.append(kind.encode() + keys.tobytes())
+  return sha256(b"".join(parts))
+
+
 def count_shared(
   one: Keys, other: Keys, kinds: Sequence[str] = ROW_KEY_KINDS
 ) -> int:

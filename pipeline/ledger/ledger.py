@@ -31,7 +31,7 @@ from oneshot_dp.pipeline.ledger.entries import (
   LedgerEntry,
   ReleasedHead,
   cap_of,
-  sha256,
+  digest_of_rows,
   spent,
 )
 from oneshot_dp.pipeline.ledger.store import (
@@ -191,6 +191,18 @@ class Ledger:
       warnings.append("more than this is spent already: all else is refused.")
     return warnings
 
+  def refusal_of(self, requests: Sequence[ChargeRequest]) -> str:
+    """Returns why charges would be refused now, or "" if they would not be.
+
+    Nothing is charged, and a charge after this is checked again.
+    """
+    with self._read() as ledger:
+      try:
+        check_requests(ledger, requests)
+      except InputError as error:
+        return str(error)
+    return ""
+
   def charge(
     self,
     requests: Sequence[ChargeRequest],
@@ -219,7 +231,7 @@ class Ledger:
         Nothing was charged.
     """
     # As JSON has it, so that it compares with what is read back.
-    with_rows = {**identity, "rows": _digest_of_rows(requests)}
+    with_rows = {**identity, "rows": digest_of_rows(requests)}
     identity = json.loads(json.dumps(with_rows))
     with self._write() as ledger:
       # A charge of this run that nobody has seen a result of is used again.
@@ -304,15 +316,6 @@ def open_existing_ledger(path: Path | None) -> Ledger:
       " leave it out."
     )
   return Ledger(path)
-
-
-def _digest_of_rows(requests: Sequence[ChargeRequest]) -> str:
-  """The SHA-256 of all keys of all requests."""
-  parts = []
-  for request in requests:
-    for kind, keys in sorted(request.keys.items()):
-      parts.append(kind.encode() + keys.tobytes())
-  return sha256(b"".join(parts))
 
 
 def _find_unfinished(

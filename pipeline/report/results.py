@@ -21,7 +21,7 @@ from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
 FORMAT = 1
 MIN_CLASSES_FOR_TOP5 = 6
 """With fewer classes nearly every row has its label among the best five."""
-_NORMAL_95 = 1.959964
+NORMAL_95 = 1.959964
 """Standard deviations that a 95 % interval of Gaussian noise reaches out."""
 _ARRAY_COLUMNS = ("recall", "confusion")
 """Fields of a `HeadRow` that results.csv leaves out."""
@@ -174,7 +174,7 @@ def accuracy_interval_95(
   # A noisy count was clipped already; a mean of draws may be off by rounding.
   share = min(max(accuracy, 0.0), 1.0)
   low, high = accuracy_interval(share, test.num_examples)
-  noise = _NORMAL_95 * test.accuracy_sd
+  noise = NORMAL_95 * test.accuracy_sd
   return max(0.0, low - noise), min(1.0, high + noise)
 
 

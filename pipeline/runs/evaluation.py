@@ -140,6 +140,24 @@ class EvalRows:
     facts = self.facts_of_noisy_counts(num_examples, accuracy_sd)
     return Scores(accuracies, facts)
 
+  def expected_accuracy_sd(self) -> float:
+    """Computes how noisy the accuracy of one head will be, from public facts.
+
+    Returns:
+      The standard deviation of the noise, a fraction; 0 where labels are
+      public. With units of many rows it is the least that it can be: there are
+      at most as many units as rows, and how many is private.
+    """
+    if self.budget is None:
+      return 0.0
+    mu_squared = self.budget.mu_squared
+    cache = self.role.cache
+    # As in `private_accuracies`: half of the budget pays for the number of
+    # rows or units, where that is private.
+    if cache.info.has_units or not cache.part.is_whole:
+      mu_squared /= 2
+    return mu_squared**-0.5 / cache.n
+
   def facts_of_exact_counts(self, accuracy: Accuracy) -> dict[str, Any]:
     """States what an exact accuracy is of."""
     return {
@@ -226,25 +244,14 @@ def open_eval_rows(
   return EvalRows(role=role, rows=rows, source=source, budget=budget)
 
 
-def score_head(
-  request: EvalRequest, show: Callable[[Scores, Sequence[str]], None]
-) -> None:
-  """Scores one saved head, for `evaluate`.
-
-  Formal guarantees: labels that are private, by --private-eval or because the
-  ledger holds their rows, leave as noisy counts that were charged before, or
-  not at all.
-
-  Args:
-    request: what to score, and what may be spent on it.
-    show: takes the scores and the names of the classes. Where a charge paid
-      for them it is called after the ledger has noted that they were shown, so
-      that no other answer is drawn for the charge, whatever happens to this.
+def open_evaluation(
+  request: EvalRequest,
+) -> tuple[SavedHead, EvalRows, Ledger]:
+  """Opens and checks the head, the test rows and the ledger of a request.
 
   Raises:
     InputError: a ledger that is named does not exist, and nothing is charged;
-      another backbone or other classes; rows that the ledger holds as
-      private, and no --private-eval; or the charge would exceed the cap.
+      another backbone or other classes.
   """
   # Public or private is settled before anything is scored: an exact accuracy
   # cannot be taken back.
@@ -266,9 +273,35 @@ def score_head(
     saved.stated["class_names"],
     eval_rows.role,
   )
+  return saved, eval_rows, ledger
+
+
+def score_head(
+  request: EvalRequest, show: Callable[[Scores, Sequence[str]], None]
+) -> None:
+  """Scores one saved head, for `evaluate`.
+
+  Formal guarantees: labels that are private, by --private-eval or because the
+  ledger holds their rows, leave as noisy counts that were charged before, or
+  not at all.
+
+  Args:
+    request: what to score, and what may be spent on it.
+    show: takes the scores and the names of the classes. Where a charge paid
+      for them it is called after the ledger has noted that they were shown, so
+      that no other answer is drawn for the charge, whatever happens to this.
+
+  Raises:
+    InputError: a ledger that is named does not exist, and nothing is charged;
+      another backbone or other classes; rows that the ledger holds as
+      private, and no --private-eval; or the charge would exceed the cap.
+  """
+  saved, eval_rows, ledger = open_evaluation(request)
   class_names = eval_rows.role.cache.info.class_names
   if eval_rows.budget is None:
-    show(_score_exactly(request, saved, eval_rows, ledger), class_names)
+    for note in check_labels_are_public(request, saved, eval_rows, ledger):
+      print(note, file=sys.stderr)
+    show(eval_rows.score([saved.trained.head]), class_names)
     return
   charge_ids = _charge_scores(request, saved, eval_rows, ledger)
   scores = eval_rows.score([saved.trained.head])
@@ -279,10 +312,14 @@ def score_head(
   show(scores, class_names)
 
 
-def _score_exactly(
+def check_labels_are_public(
   request: EvalRequest, saved: SavedHead, eval_rows: EvalRows, ledger: Ledger
-) -> Scores:
-  """Scores on public labels, once it is clear that they are public."""
+) -> list[str]:
+  """Refuses exact scores on rows that are known as private.
+
+  Returns:
+    Notes about what is shared and allowed, or could not be checked.
+  """
   if request.delta is not None or request.noise_seed is not None:
     raise InputError("--delta and --noise-seed are for --private-eval only.")
   # Two checks, because either may know what the other does not: the receipt
@@ -299,9 +336,7 @@ def _score_exactly(
       f"note: {ledger.path} does not know this head, so whether it was trained"
       f" on rows of {eval_rows.role.cache.name} was not checked"
     )
-  for note in notes:
-    print(note, file=sys.stderr)
-  return eval_rows.score([saved.trained.head])
+  return notes
 
 
 def _refuse_training_rows(saved: SavedHead, eval_rows: EvalRows) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.accounting import format_rounded_up
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.plan import Plan
 from oneshot_dp.pipeline.runs.price import DatasetCost, costs_of
@@ -97,15 +98,27 @@ def dry_run_lines(plan: Plan) -> list[str]:
     lines.append(_exposure_of(plan))
   else:
     for cost in costs_with_ledger(plan):
-      line = _describe_cost(cost, "would be charged")
-      if cost.cap is not None:
-        verdict = cost.remaining if cost.fits else "the run would be refused"
-        line += f"; cap: {cost.cap}; {verdict}"
-      lines.append(line)
-  lines.append(
-    f"dry run: nothing was written, and nothing charged to {plan.ledger.path}"
-  )
+      lines.append(describe_planned_cost(cost))
+  refusal = plan.ledger.refusal_of(plan.charge_requests)
+  if refusal:
+    lines.append(f"the run would be refused: {refusal}")
+  lines.append(end_of_dry_run(plan.ledger))
   return lines
+
+
+def describe_planned_cost(cost: DatasetCost) -> str:
+  """Says what a run would cost a data set, and what its cap leaves then."""
+  line = _describe_cost(cost, "would be charged")
+  if cost.cap is not None:
+    line += f"; cap: {cost.cap}"
+    if cost.fits:
+      line += f"; {cost.remaining}"
+  return line
+
+
+def end_of_dry_run(ledger: Ledger) -> str:
+  """Returns the last line of what a dry run says."""
+  return f"dry run: nothing was written, and nothing charged to {ledger.path}"
 
 
 def _describe_cost(cost: DatasetCost, verb: str) -> str:

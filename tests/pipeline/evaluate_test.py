@@ -2,6 +2,7 @@
 
 import json
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,3 +106,72 @@ def test_a_seed_is_not_private(capsys, head, hard, ledger_file):
   assert outs[0] == outs[1]
   assert json.loads(outs[0])["private"] is False
   assert [e.mu_squared for e in Ledger(ledger_file).entries()] == [None, None]
+
+
+class TestDryRun:
+  def test_a_private_evaluation_states_cost_and_noise_and_charges_nothing(
+    self, capsys, head, hard, ledger
+  ):
+    words = ["evaluate", head, "--cache", hard[0], *PAID]
+    succeeds(capsys, *words)
+    before = ledger.path.read_bytes()
+
+    out, _ = succeeds(capsys, *words, "--dry-run", "--out", "a.json")
+    found = json.loads(succeeds(capsys, *words, "--dry-run", "--json")[0])
+
+    sd = mu_squared_from_epsilon(2.0, 1e-5) ** -0.5 / 600
+    assert found["accuracy_sd"] == pytest.approx(sd)
+    assert f"noise of ±{196 * sd:.3g} points" in out
+    assert "'tests' would be charged epsilon 2 now, and 2.9" in out
+    assert "top1" not in found
+    assert ledger.path.read_bytes() == before
+    assert not Path("a.json").exists()
+
+  def test_the_noise_of_a_part_is_that_of_the_evaluation(
+    self, capsys, head, hard
+  ):
+    words = ["evaluate", head, "--cache", hard[0], *PAID, "--rows", "[:80%]"]
+
+    planned = json.loads(succeeds(capsys, *words, "--dry-run", "--json")[0])
+    found = json.loads(succeeds(capsys, *words, "--json")[0])
+
+    assert planned["accuracy_sd"] == pytest.approx(
+      found["accuracy_sd"], rel=0.1
+    )
+
+  def test_what_would_break_the_cap_is_said_to_be_refused(
+    self, capsys, head, hard, ledger
+  ):
+    cap = ["--max-epsilon", 1, "--max-delta", 1e-5]
+    succeeds(capsys, "budget", "--cache", hard[0], *cap)
+    words = ["evaluate", head, "--cache", hard[0], *PAID]
+
+    out, _ = succeeds(capsys, *words, "--dry-run")
+
+    assert "the evaluation would be refused" in out
+    assert "would break the cap of 'tests'" in out
+
+  def test_large_noise_is_warned_of(self, capsys, head, tmp_path):
+    write_clusters(tmp_path / "few", (5,) * 4, seed=7, dataset="few")
+    words = ["evaluate", head, "--cache", tmp_path / "few", *PAID]
+
+    out, _ = succeeds(capsys, *words, "--dry-run")
+
+    assert "warning: noise of ±" in out
+
+  def test_public_labels_are_checked_and_not_scored(
+    self, capsys, head, hard, ledger
+  ):
+    words = ["evaluate", head, "--cache", hard[0], "--dry-run"]
+
+    out, _ = succeeds(capsys, *words)
+
+    assert "exact, as the labels are public: no charge" in out
+    assert "top-1" not in out
+    assert not ledger.path.exists()
+
+  def test_training_rows_are_refused_as_in_the_evaluation(
+    self, capsys, head, train_cache
+  ):
+    words = ["evaluate", head, "--cache", train_cache.path, "--dry-run"]
+    assert "was trained on rows of" in fails(capsys, *words)
