@@ -237,9 +237,11 @@ def load_experiment(name: str) -> ExtractConfig:
     return EXPERIMENTS[name]
   similar = difflib.get_close_matches(name, EXPERIMENTS, n=3)
   if similar:
-    advice = f"did you mean {', '.join(similar)}"
+    advice = f"did you mean {', '.join(similar)}?"
   else:
-    advice = f"there are {', '.join(EXPERIMENTS)}"
+    advice = f"experiments are {', '.join(EXPERIMENTS)}."
+  # A misspelled path is more likely than a misspelled experiment.
   raise InputError(
-    f"{name[:80]!a} is not a file, folder or URL, nor an experiment: {advice}."
+    f"{name[:80]!a} does not exist: there is no such file or folder here, and"
+    f" it is no URL and no experiment; {advice}"
   )

@@ -51,6 +51,7 @@ JOB_FILE = "job.json"
 """Its name begins with "job.", as those of all files do that a finished cache
 does not have."""
 _SHOWN_DIFFERENCES = 3
+_WORDS_OF_FIELDS = {"source_num_examples": "the number of images"}
 _SHOWN_CHARACTERS = 60
 
 
@@ -166,7 +167,8 @@ def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
   elif there != now:
     before = json.dumps(there)[:_SHOWN_CHARACTERS]
     after = json.dumps(now)[:_SHOWN_CHARACTERS]
-    yield f"{name} is {before} there and {after} now"
+    words = _WORDS_OF_FIELDS.get(name, name)
+    yield f"{words} is {before} there and {after} now"
 
 
 def _remove_job_files(store: storage.Store, names: Iterable[str]) -> None:

@@ -59,7 +59,8 @@ def units_of_column(
       missing.append(where(row))
   if missing:
     raise InputError(
-      f"images without a {unit}, and each needs one: {format_names(missing)}."
+      f"images without {unit}: {format_names(missing)}. Each needs one: an"
+      " image of nobody, or of somebody unknown, gets a name of its own."
     )
   if known_names is None:
     known_names = {}
@@ -108,7 +109,7 @@ def units_of_files(
     if strays:
       raise InputError(
         f"{units!r} names files that are not in the data set:"
-        f" {format_names(strays)}; remove their rows."
+        f" {format_names(strays)}; {_advice_about(strays[0], images)}."
       )
     owners = [owner_of.get(image) for image in images]
   else:
@@ -117,6 +118,18 @@ def units_of_files(
     owners, f"{unit} in {units!r}", lambda row: images[row]
   )
   return unit, numbers
+
+
+def _advice_about(stray: str, images: Sequence[str]) -> str:
+  """What to do about a path in a table that no image has."""
+  # Most often the folder of the class was left out.
+  file_name = posixpath.basename(stray)
+  for image in images:
+    if posixpath.basename(image) == file_name:
+      return (
+        f"write paths as from the folder of the data set, such as {image!r}"
+      )
+  return "remove their rows"
 
 
 def _search_owners(

@@ -1,6 +1,7 @@
 """Whole audits: how many canaries they take, and the runs that attack them."""
 
 import math
+import sys
 
 import numpy as np
 
@@ -81,7 +82,9 @@ def audit_synthetic(
   faults: list[str] = []
   # Coins are tossed anew in each run. Guesses of all runs are counted together:
   # given the coins they are independent, as their noise is.
-  for _ in range(runs):
+  # Runs take seconds to minutes each, so each is announced.
+  for run in range(runs):
+    print(f"audit: run {run + 1} of {runs}", file=sys.stderr)
     rows, coins = sample_canaries(canaries, claim.head)
     observed = observe_training(rows, claim)
     faults += find_faults(observed, coins, rows.data.weight)

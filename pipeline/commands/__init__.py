@@ -46,6 +46,10 @@ class Flag:
   positional: bool = False
   hint: str = ""
 
+  def within(self, group: str) -> "Flag":
+    """Returns the flag under a heading of the help."""
+    return dataclasses.replace(self, group=group)
+
   def required(self) -> Any:
     """Declares a field that must be given."""
     return dataclasses.field(metadata={FLAG: self})
@@ -96,7 +100,8 @@ HEAD_KIND = Flag(
   form="|".join(HEAD_KINDS),
   choices=HEAD_KINDS,
   help="Kind of head: auto adapts to the budget; lamb is the paper's single"
-  " step, and adam and momentum are other single steps.",
+  " step, and adam and momentum are other single steps; prototypes and"
+  " least_squares are there to compare with.",
 )
 TEST_CACHE = Flag(
   parse=parse_place, form="CACHE", help="Cache with the labeled test rows."
@@ -162,6 +167,13 @@ PIXEL_LIMIT = Flag(
 )
 
 
+# Headings in the help of commands that train.
+DATA_GROUP = "data"
+PRIVACY_GROUP = "privacy"
+HEAD_GROUP = "head"
+RUN_GROUP = "run"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingFlags(CommandFlags):
   """The flags that train and sweep share."""
@@ -169,34 +181,41 @@ class TrainingFlags(CommandFlags):
   cache: Path = Flag(
     parse=parse_place,
     form="CACHE",
+    group=DATA_GROUP,
     help="Cache with the private training rows.",
   ).required()
-  rows: str = ROWS.default("")
-  delta: float = DELTA.required()
-  out: Path = Flag(
-    parse=parse_place, form="DIR", help="Folder to write; it must not exist."
-  ).required()
-  start: Path | None = Flag(
-    parse=parse_place,
-    form="FILE.npz",
-    help="Public vectors to start from, an array for each class name (default:"
-    " start from zero).",
-  ).default(None)
+  rows: str = ROWS.within(DATA_GROUP).default("")
   unlabeled: Path | None = Flag(
     parse=parse_place,
     form="CACHE",
+    group=DATA_GROUP,
     help="Cache of public rows of the same kind, from the same backbone, to"
     " learn from as well: the private head names them, a second head learns"
     " from the names, and 2 % of the budget decides which one is kept; their"
     " labels are not read (default: no public rows).",
   ).default(None)
-  balanced: bool = BALANCED.off()
-  ledger: Path | None = LEDGER.default(None)
-  weak_privacy: bool = WEAK_PRIVACY.off()
-  noise_seed: int | None = NOISE_SEED.default(None)
-  dry_run: bool = DRY_RUN.off()
+  delta: float = DELTA.within(PRIVACY_GROUP).required()
+  ledger: Path | None = LEDGER.within(PRIVACY_GROUP).default(None)
+  weak_privacy: bool = WEAK_PRIVACY.within(PRIVACY_GROUP).off()
+  noise_seed: int | None = NOISE_SEED.within(PRIVACY_GROUP).default(None)
+  start: Path | None = Flag(
+    parse=parse_place,
+    form="FILE.npz",
+    group=HEAD_GROUP,
+    help="Public vectors to start from, an array for each class name (default:"
+    " start from zero).",
+  ).default(None)
+  balanced: bool = BALANCED.within(HEAD_GROUP).off()
+  out: Path = Flag(
+    parse=parse_place,
+    form="DIR",
+    group=RUN_GROUP,
+    help="Folder to write; it must not exist.",
+  ).required()
+  dry_run: bool = DRY_RUN.within(RUN_GROUP).off()
   hosts: str | None = Flag(
     form="auto|INDEX/COUNT@HOST:PORT",
+    group=RUN_GROUP,
     help="Train on several hosts, each started with this flag and its own"
     " INDEX (default: one host).",
   ).default(None)

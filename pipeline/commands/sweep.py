@@ -9,13 +9,17 @@ from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import (
   ALLOW_DUPLICATES,
+  HEAD_GROUP,
   HEAD_KINDS,
+  PRIVACY_GROUP,
   PRIVATE_EVAL,
   TEST_CACHE,
   Flag,
   TrainingFlags,
 )
 from oneshot_dp.pipeline.requests import EvalSet, TrainRequest
+
+_TEST_GROUP = "test set"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,15 +36,17 @@ class Flags(TrainingFlags):
     " --epsilons 0.5 2 8 --delta 1e-6 --out results",
   )
 
-  eval_cache: Path = TEST_CACHE.required()
+  eval_cache: Path = TEST_CACHE.within(_TEST_GROUP).required()
   eval_rows: str = Flag(
     form="PART",
+    group=_TEST_GROUP,
     help="Score only a part of the test cache, such as '[80%:]' (default: all"
     " rows).",
   ).default("")
   epsilons: tuple[float, ...] = Flag(
     parse=float,
     form="EPSILON",
+    group=PRIVACY_GROUP,
     several=True,
     help="Privacy budgets; each gives a head of each kind and draw.",
     hint="leave spaces between them: --epsilons 0.5 2",
@@ -48,6 +54,7 @@ class Flags(TrainingFlags):
   heads: tuple[HeadName, ...] = Flag(
     form="HEAD",
     name="head",
+    group=HEAD_GROUP,
     choices=HEAD_KINDS,
     several=True,
     help=f"Kinds of head to compare, of {', '.join(HEAD_KINDS)}.",
@@ -55,13 +62,15 @@ class Flags(TrainingFlags):
   num_draws: int = Flag(
     parse=int,
     form="N",
+    group=HEAD_GROUP,
     help="Train each head this many times with new noise; each is charged.",
   ).default(1)
   baseline: bool = Flag(
+    group=HEAD_GROUP,
     help="Also train each kind of head without noise: NOT PRIVATE.",
   ).off()
-  private_eval: float | None = PRIVATE_EVAL.default(None)
-  allow_duplicates: bool = ALLOW_DUPLICATES.off()
+  private_eval: float | None = PRIVATE_EVAL.within(_TEST_GROUP).default(None)
+  allow_duplicates: bool = ALLOW_DUPLICATES.within(_TEST_GROUP).off()
 
   def request(self) -> TrainRequest:
     """Returns what is asked of the runner."""

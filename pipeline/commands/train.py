@@ -8,7 +8,13 @@ from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.places import parse_place
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline.commands import HEAD_KIND, Flag, TrainingFlags
+from oneshot_dp.pipeline.commands import (
+  HEAD_GROUP,
+  HEAD_KIND,
+  PRIVACY_GROUP,
+  Flag,
+  TrainingFlags,
+)
 from oneshot_dp.pipeline.requests import TrainRequest
 
 
@@ -30,14 +36,16 @@ class Flags(TrainingFlags):
   epsilon: float = Flag(
     parse=float,
     form="EPSILON",
+    group=PRIVACY_GROUP,
     help="Privacy budget; smaller is more private, and less accurate.",
     hint="train takes one epsilon, and sweep --epsilons 0.5 2 takes several",
   ).required()
-  head: HeadName = HEAD_KIND.default("auto")
+  head: HeadName = HEAD_KIND.within(HEAD_GROUP).default("auto")
   from_: Path | None = Flag(
     parse=parse_place,
     form="HEAD",
     name="from",
+    group=HEAD_GROUP,
     help="Continue from a head trained on the same rows; only the difference"
     " is charged (default: start anew).",
   ).default(None)

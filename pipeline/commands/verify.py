@@ -92,6 +92,8 @@ def _verify_run(flags: Flags, folder: Path) -> Answer:
   if faults:
     failure = RunError(f"{flags.path}: {len(faults)} fault(s) found.")
   all_recorded = statuses == {LedgerStatus.RECORDED}
+  if all_recorded and not faults:
+    findings.insert(0, f"all {len(findings)} heads are in the ledger")
   if not all_recorded:
     failure = RunError(f"{flags.path} has heads that are not verified.")
   vouched = None if LedgerStatus.NO_LEDGER in statuses else all_recorded

@@ -128,7 +128,7 @@ DATES = np.full(7, np.datetime64("2020-01-01"))
     ({"owner": np.arange(6)}, "damaged: 6 of 7 rows"),
     ({"owner": np.arange(7.0)}, "float64 .* of integers"),
     ({"owner": np.full(7, 2**64 - 1, np.uint64)}, "all integers of 64 bits"),
-    ({"owner": np.array([" "] * 7)}, "images without a owner"),
+    ({"owner": np.array([" "] * 7)}, "images without owner"),
   ],
 )
 def test_an_array_of_another_kind_is_refused_by_name(

@@ -210,8 +210,8 @@ def test_a_split_that_is_not_plain_is_refused(tmp_path, names, split, message):
   [
     ({"label": [0, 3, -1]}, {}, r"images without a label .* 3 classes"),
     ({"label": ["cat", "dog", "cow"]}, {}, "images without a label"),
-    ({"patient": ["a", None, " "]}, {}, "images without a patient"),
-    ({"patient": [1, None, 2]}, {}, "images without a patient"),
+    ({"patient": ["a", None, " "]}, {}, "images without patient"),
+    ({"patient": [1, None, 2]}, {}, "images without patient"),
     ({"patient": [1.5, 2.0, 2.0]}, {}, "'patient'.* must be .*integers"),
     ({"patient": [[1], [2], [3]]}, {}, "'patient'.* must be .*integers"),
     ({}, {"num_classes": 4}, "names 3 classes .* leave --class-names"),
