@@ -133,7 +133,7 @@ inspect https://x.org/a.tar -> address that is not read here: download it
 inspect tfds:mnist -> tfds:mnist is not inspected: TFDS checks what it prepares
 inspect nowhere -> nowhere does not exist: name a folder or a file.
 extract empty -> extract needs --out CACHE; see
-extract nowhere --out o -> 'nowhere' does not exist: there is no such file or folder
+extract nowhere --out o -> 'nowhere' does not exist: there is no such file
 """
 
 
