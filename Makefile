@@ -48,9 +48,10 @@ test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 
 # Jars of FlinkRunner and SparkRunner take Maven minutes to fetch: by hand, with
 # `python -m tests.cluster.job_servers Flink Spark`.
-test-cluster: $(VENV)/.project ## Flink, its workers killed; Prism started and ended (Java 17, Maven, Go)
+test-cluster: $(VENV)/.project ## Flink and SLURM, workers killed; Prism (Java 17, Maven, Go, slurm-wlm, munge)
 	@$(BIN)/python -m tests.cluster.kills $(CLUSTER_ARGS)
 	@$(BIN)/python -m tests.cluster.job_servers Prism
+	@$(BIN)/python -m tests.cluster.slurm
 
 kills: $(VENV)/.project ## 200 kills of each command, 1,100 of writers, 220 runs, 5,000 bad inputs, 3 million rows
 	@ONESHOT_DP_KILLS=200 ONESHOT_DP_INPUTS=5000 ONESHOT_DP_ROWS=3000000 \

@@ -12,11 +12,11 @@ draws noise, charges the ledger, prints and writes.
 
 import atexit
 import contextlib
-import dataclasses
 import hashlib
 import importlib.metadata
 import os
-import re
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -27,27 +27,18 @@ from jaxtyping import Bool, Int64
 import oneshot_dp
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.linear_dp.distributed.exit import LostHostExit
+from oneshot_dp.linear_dp.distributed.host_place import (
+  HostPlace,
+  environment_number,
+)
 
 T = TypeVar("T")
 
-_BY_HAND = re.compile(
-  r"(?P<index>\d+)/(?P<count>\d+)@(?P<coordinator_address>.+:\d+)"
-)
 _HEARTBEAT_SECONDS = 30
 _LEAVE_SECONDS = 10
 # Hosts wait for each other as long as it takes: a lost one ends the wait.
 _BARRIER_MILLISECONDS = 10**9
 _NUMBERS_AT_ONCE = 2**19  # 4 MiB from each host to each
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Place:
-  """Where a host stands among the others; None is for JAX to find out."""
-
-  index: int | None
-  count: int | None
-  coordinator_address: str | None
-  is_by_hand: bool
 
 
 class Hosts:
@@ -95,7 +86,7 @@ class Hosts:
     """
     if text is None:
       return ALONE
-    place = _parse_place(text)
+    place = HostPlace.parse(text)
     if place.count == 1:
       return ALONE
     return _join(text, place)
@@ -269,48 +260,9 @@ class Hosts:
 ALONE = Hosts()
 
 
-def _parse_place(text: str) -> _Place:
-  """Reads `--hosts`, and for `auto` JAX's environment variables."""
-  by_hand = _BY_HAND.fullmatch(text)
-  if by_hand is None and text != "auto":
-    raise InputError(
-      f"hosts={text!r} must be auto, or INDEX/COUNT@HOST:PORT, such as"
-      " 0/4@10.0.0.1:1234 on the first of four."
-    )
-  # Also read where the place is given by hand: a wrong one is a mistake.
-  index = _environment_number("JAX_PROCESS_ID")
-  count = _environment_number("JAX_NUM_PROCESSES")
-  if by_hand is None:
-    return _Place(
-      index=index,
-      count=count,
-      coordinator_address=os.environ.get("JAX_COORDINATOR_ADDRESS"),
-      is_by_hand=False,
-    )
-  index = int(by_hand["index"])
-  count = int(by_hand["count"])
-  if index >= count:
-    raise InputError(f"hosts={text!r}: hosts are 0 to COUNT - 1.")
-  return _Place(
-    index=index,
-    count=count,
-    coordinator_address=by_hand["coordinator_address"],
-    is_by_hand=True,
-  )
-
-
-def _environment_number(name: str) -> int | None:
-  value = os.environ.get(name)
-  if not value:
-    return None
-  if not value.isdecimal():
-    raise InputError(f"{name}={value!r} must be a number.")
-  return int(value)
-
-
-def _join(text: str, place: _Place) -> Hosts:
+def _join(text: str, place: HostPlace) -> Hosts:
   """Starts JAX's distributed runtime, and checks that hosts can add up."""
-  join_seconds = _environment_number("ONESHOT_DP_JOIN_SECONDS") or 35
+  join_seconds = environment_number("ONESHOT_DP_JOIN_SECONDS") or 35
   lost_host_exit = LostHostExit()
   lost_host_exit.install()
   _initialize_jax(text, place, join_seconds, lost_host_exit)
@@ -341,21 +293,22 @@ def _join(text: str, place: _Place) -> Hosts:
 
 
 def _initialize_jax(
-  text: str, place: _Place, seconds: int, lost_host_exit: LostHostExit
+  text: str, place: HostPlace, seconds: int, lost_host_exit: LostHostExit
 ) -> None:
   """Connects this process to host 0, where the hosts meet."""
   import jax
 
   # Between CPUs; GPUs and TPUs have collectives of their own.
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  address = place.coordinator_address
-  tried = f" at {address}" if address else ""
-  lost_host_exit.message = (
-    f"--hosts {text}: the hosts did not meet within {seconds} s{tried}; start"
-    " all at once, with an address of host 0 that it has and they can reach, or"
-    " let them wait longer (ONESHOT_DP_JOIN_SECONDS)."
-  )
+  handler = signal.getsignal(signal.SIGTERM)
   try:
+    address = place.find_coordinator(seconds)
+    tried = f" at {address}" if address else ""
+    lost_host_exit.message = (
+      f"--hosts {text}: the hosts did not meet within {seconds} s{tried}; start"
+      " all at once, with an address of host 0 that it has and they can reach,"
+      " or let them wait longer (ONESHOT_DP_JOIN_SECONDS)."
+    )
     jax.distributed.initialize(
       coordinator_address=address,
       num_processes=place.count,
@@ -363,7 +316,7 @@ def _initialize_jax(
       cluster_detection_method="deactivate" if place.is_by_hand else None,
       # Nowhere but at the address that was given for it.
       coordinator_bind_address=os.environ.get(
-        "JAX_COORDINATOR_BIND_ADDRESS", address
+        "JAX_COORDINATOR_BIND_ADDRESS", place.coordinator_address
       ),
       initialization_timeout=seconds,
       heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
@@ -376,6 +329,11 @@ def _initialize_jax(
     ) from e
   except RuntimeError as e:
     raise RunError(lost_host_exit.message) from e
+  # JAX takes SIGTERM for a notice that a program is to save its state, and lets
+  # it go on: SLURM and Kubernetes could not stop a run.
+  is_main_thread = threading.current_thread() is threading.main_thread()
+  if is_main_thread and handler is not None:
+    signal.signal(signal.SIGTERM, handler)
 
 
 def _program_identity() -> str:

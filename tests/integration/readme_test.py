@@ -29,7 +29,15 @@ RUNNABLE = ("README.md", *(f"{room}/README.md" for room in ROOMS))
 _FENCE = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.M | re.S)
 # Flags of other programs that the documents name.
 _OTHERS = {
-  *("nodes", "ntasks-per-node", "print-completion", "rows", "sizes", "small"),
+  *(
+    "nodes",
+    "ntasks-per-node",
+    "output",
+    "print-completion",
+    "rows",
+    "sizes",
+    "small",
+  ),
   *("runner", "job_endpoint", "parallelism", "environment_type", "project"),
   *("environment_config", "region", "temp_location", "sdk_container_image"),
   *("flink_job_server_jar", "flink_master", "prism_location"),

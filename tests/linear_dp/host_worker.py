@@ -109,6 +109,8 @@ def main(place: str, what: str) -> None:
     meet_errors(hosts)
   if what in ("killed", "frozen") and hosts.index == 1:
     os.kill(os.getpid(), signal.SIGKILL if what == "killed" else signal.SIGSTOP)
+  if what == "terminated":
+    os.kill(os.getpid(), signal.SIGTERM)
   if what == "failed" and hosts.index == 0:
     raise RunError("the disk is full.")
   hosts.sum(lambda: np.ones(1, np.int64))

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -125,17 +126,23 @@ def test_an_error_of_one_host_is_raised_on_all_and_they_go_on(two_hosts):
   assert [printed for _, _, *printed in two_hosts] == [[*errors, other]] * 2
 
 
+BY_SLURM = {
+  "SLURM_JOB_ID": "1",
+  "SLURM_STEP_NODELIST": "127.0.0.1",
+  "SLURM_NTASKS": "{1}",
+  "SLURM_PROCID": "{0}",
+  "SLURM_LOCALID": "0",
+  "JAX_COORDINATOR_PORT": "{2}",
+}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
   ("count", "what"), [(1, "few"), (4, "sums")], ids=["one", "four"]
 )
 def test_slurm_tells_each_host_its_place(hosts, count, what):
   """And four let out what one does; one is alone with others' machinery."""
-  slurm = {"JOB_ID": "1", "STEP_NODELIST": "127.0.0.1", "NTASKS": "{1}"}
-  slurm |= {"PROCID": "{0}", "LOCALID": "0"}
-  by_slurm = {f"SLURM_{name}": value for name, value in slurm.items()}
-  by_slurm["JAX_COORDINATOR_PORT"] = "{2}"
-  found = said(hosts(what, count, "auto", **by_slurm))
+  found = said(hosts(what, count, "auto", **BY_SLURM))
   for status, _, stderr in found:
     assert (status, stderr) == (0, "")
   ((sums, done),) = {tuple(stdout.splitlines()) for _, stdout, _ in found}
@@ -167,6 +174,27 @@ def test_hosts_that_do_not_meet_print_one_line_with_the_address(hosts):
   assert (status, stdout) == (1, "")
   assert re.search(r"did not meet within 1 s at 127\.0\.0\.1:\d+;", stderr)
   assert stderr.count("\n") == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("index", [0, 1])
+def test_hosts_that_slurm_placed_and_do_not_meet_print_the_address(
+  hosts, index
+):
+  of_two = BY_SLURM | {"SLURM_NTASKS": "2", "SLURM_PROCID": str(index)}
+  ((status, stdout, stderr),) = said(
+    hosts("sums", 1, "auto", ONESHOT_DP_JOIN_SECONDS="1", **of_two)
+  )
+  assert (status, stdout) == (1, "")
+  assert re.search(r"did not meet within 1 s at 127\.0\.0\.1:\d+;", stderr)
+  assert stderr.count("\n") == 1
+
+
+@pytest.mark.long
+def test_sigterm_ends_hosts_that_have_met(hosts):
+  """JAX would take it for a notice, and go on."""
+  for status, stdout, _ in said(hosts("terminated")):
+    assert (status, stdout) == (-signal.SIGTERM, "")
 
 
 def test_join_of_a_single_host_is_alone(monkeypatch):
