@@ -204,6 +204,16 @@ def sync(path: str | os.PathLike) -> None:
     os.close(handle)
 
 
+def sync_tree(folder: str | os.PathLike) -> None:
+  """Waits until a folder is on the disk, with all that is in it."""
+  # From the bottom up, files before the list of their names, so that after a
+  # rename a power cut finds all of it or nothing.
+  for parent, _, names in os.walk(folder, topdown=False):
+    for name in names:
+      sync(os.path.join(parent, name))
+    sync(parent)
+
+
 @contextlib.contextmanager
 def disk_errors(path: str | os.PathLike) -> Iterator[None]:
   """Says in one line that the disk refuses to write `path`, as a RunError."""

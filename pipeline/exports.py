@@ -44,6 +44,10 @@ LEDGER_NOTICES = {
   LedgerStatus.NO_LEDGER: "Not verified: no ledger was at hand.",
 }
 """What an export says of the ledger's answer; "" where all is well."""
+_NO_BACKBONE = (
+  "The backbone was not at hand when this was exported: this is the head alone."
+)
+_NO_TIMM_FORM = "timm has no network of this backbone with such a classifier."
 _PLATFORMS = ("cpu", "cuda", "tpu")
 
 
@@ -72,13 +76,17 @@ def export_head(
     InputError: `out` exists already.
     RunError: the disk refuses.
   """
+  # A reason for the person who exports may name files of this machine; the
+  # card, which is published, has its own words for it.
   notes = []
+  card_notes = []
   images = None
   # Everything is made in memory before the folder: what cannot be exported
   # leaves nothing behind.
   files = {HEAD_FILE: embeddings_program(saved.head)}
   if isinstance(backbone, str):
     notes.append(backbone)
+    card_notes.append(_NO_BACKBONE)
   else:
     images = backbone.preprocessing
     files[IMAGES_FILE] = images_program(backbone, saved.head)
@@ -86,6 +94,7 @@ def export_head(
       files |= timm_files(backbone, saved.head, saved.stated["class_names"])
     except InputError as error:
       notes.append(str(error))
+      card_notes.append(_NO_TIMM_FORM)
   # The card is last, since it lists the other files and what could not be made.
   files["receipt.json"] = as_json(saved.receipt)
   if with_registry:
@@ -99,7 +108,7 @@ def export_head(
       images=images,
       feature_dim=saved.head.feature_dim,
       names=list(saved.stated["class_names"]),
-      notes=notes,
+      notes=card_notes,
     )
     .encode()
   )

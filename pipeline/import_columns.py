@@ -1,14 +1,16 @@
 """What an import asks for, and what its columns are called in a file."""
 
 import warnings
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, get_args
 
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.configs.extract_config import EmbeddingDtype, SourceConfig
 from oneshot_dp.pipeline.vector_files import CLASS_NAMES, VectorFile
+
+_DTYPES: dict[str, EmbeddingDtype] = {t: t for t in get_args(EmbeddingDtype)}
 
 
 class ImportRequest(NamedTuple):
@@ -148,3 +150,42 @@ def whole_numbers(path: str, name: str, values: np.ndarray) -> np.ndarray:
       f" {values.shape}; it must be whole numbers [n] of 64 bits."
     )
   return values.astype(np.int64)
+
+
+def embedding_blocks(
+  file: VectorFile, columns: Columns
+) -> Iterator[np.ndarray]:
+  """Yields the vectors of a file in blocks, float [r, d].
+
+  InputError: they are not.
+  """
+  import ml_dtypes
+
+  for block in file.blocks(columns.embedding):
+    vectors = block
+    if vectors.dtype == np.dtype("V2"):  # as numpy.savez writes bfloat16
+      vectors = vectors.view(ml_dtypes.bfloat16)
+    is_float = vectors.dtype.kind == "f" or vectors.dtype == ml_dtypes.bfloat16
+    if not is_float or vectors.ndim != 2 or not vectors.shape[1]:
+      raise InputError(
+        f"{file.path}: embedding has dtype {vectors.dtype!s:.60} and rows"
+        f" of shape {vectors.shape[1:]}; it must be floats [n, d], d at least"
+        " 1: save it as float32."
+      )
+    yield vectors
+
+
+def embedding_dtype(
+  files: Sequence[tuple[VectorFile, Columns]],
+) -> EmbeddingDtype:
+  """Returns the dtype of all files; float32, which holds all, if they differ.
+
+  The first file's would round what another file has in more digits.
+  """
+  dtypes = set()
+  for file, columns in files:
+    dtypes.add(next(embedding_blocks(file, columns)).dtype.name)
+  if len(dtypes) > 1:
+    return "float32"
+  (dtype,) = dtypes
+  return _DTYPES.get(dtype, "float32")

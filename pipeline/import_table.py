@@ -7,7 +7,7 @@ same code: see `extract/sources/`.
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from oneshot_dp.configs.errors import (
 from oneshot_dp.configs.extract_config import (
   DISTINCT_IMAGE,
   EXAMPLE,
-  EmbeddingDtype,
   NumClassesSource,
   check_unit_name,
 )
@@ -44,6 +43,8 @@ from oneshot_dp.pipeline.import_columns import (
   Columns,
   ImportRequest,
   candidates,
+  embedding_blocks,
+  embedding_dtype,
   find_columns,
   whole_numbers,
 )
@@ -54,7 +55,6 @@ from oneshot_dp.pipeline.vector_files import (
   read_column,
 )
 
-_DTYPES: dict[str, EmbeddingDtype] = {t: t for t in get_args(EmbeddingDtype)}
 _UNNAMED_SPLIT = "all"
 """What `split_tables` calls the split of files whose names tell of none."""
 _DEFAULT_SPLIT = "train"
@@ -151,9 +151,8 @@ def import_table(
   tables = _open_tables(request, split_name, files)
   names, num_classes_source = _resolve_classes(request, tables)
   example_id, id_source = _example_ids(request.location, tables)
-  # The first block says the width and dtype of all: `write_cache` refuses rows
-  # of another width, and rounds them to this dtype.
-  first = next(_embeddings(tables[0]))
+  # The first block says the width of all: `write_cache` refuses others.
+  first = next(embedding_blocks(tables[0].file, tables[0].columns))
   info = CacheInfo(
     dataset=dataset,
     split=split_name,
@@ -162,7 +161,9 @@ def import_table(
     class_names=names,
     num_classes_source=num_classes_source,
     backbone={"name": backbone_name},
-    embedding_dtype=_DTYPES.get(first.dtype.name, "float32"),
+    embedding_dtype=embedding_dtype(
+      [(table.file, table.columns) for table in tables]
+    ),
     unit=unit,
     id_source=id_source,
   )
@@ -367,7 +368,7 @@ def _blocks(tables: Sequence[_Table], example_id: np.ndarray) -> Iterator[Rows]:
   first_of_file = 0
   for table in tables:
     start = 0
-    for vectors in _embeddings(table):
+    for vectors in embedding_blocks(table.file, table.columns):
       stop = start + len(vectors)
       ids = example_id[first_of_file + start : first_of_file + stop]
       rows = {
@@ -380,21 +381,3 @@ def _blocks(tables: Sequence[_Table], example_id: np.ndarray) -> Iterator[Rows]:
       yield rows
       start = stop
     first_of_file += len(table.label)
-
-
-def _embeddings(table: _Table) -> Iterator[np.ndarray]:
-  """The vectors of a file in blocks, float [r, d]; InputError: they are not."""
-  import ml_dtypes
-
-  for block in table.file.blocks(table.columns.embedding):
-    vectors = block
-    if vectors.dtype == np.dtype("V2"):  # as numpy.savez writes bfloat16
-      vectors = vectors.view(ml_dtypes.bfloat16)
-    is_float = vectors.dtype.kind == "f" or vectors.dtype == ml_dtypes.bfloat16
-    if not is_float or vectors.ndim != 2 or not vectors.shape[1]:
-      raise InputError(
-        f"{table.file.path}: embedding has dtype {vectors.dtype!s:.60} and rows"
-        f" of shape {vectors.shape[1:]}; it must be floats [n, d], d at least"
-        " 1: save it as float32."
-      )
-    yield vectors

@@ -1,4 +1,4 @@
-"""npz and Parquet files of embeddings, read in blocks; a public start.
+"""npz and Parquet files of embeddings, read in blocks.
 
 A file is opened as a `VectorFile`: it states the shapes of its columns, and
 gives one column block by block, so that no file is in memory as a whole. What a
@@ -7,21 +7,17 @@ unpickled.
 """
 
 import contextlib
-import hashlib
+import functools
 import math
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.head_config import PublicStart
-from oneshot_dp.extract import places
-from oneshot_dp.extract.cache.format import CacheInfo
-from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.labels import class_labels
 from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,
@@ -38,7 +34,7 @@ CLASS_NAMES = "class_names"
 
 _BLOCK_BYTES = 1 << 24
 _BLOCK_ROWS = 1024
-_NPZ = "npz (write it again)"
+NPZ = "npz (write it again)"
 _PARQUET = "Parquet file (write it again)"
 
 
@@ -97,7 +93,7 @@ def open_vector_file(file: File, root: str | None = None) -> VectorFile:
   """
   suffix = Path(file.path).suffix.lower()
   if suffix == ".npz":
-    return NpzVectors(file)
+    return NpzVectors(file.path, functools.partial(opened, file, NPZ))
   if suffix == ".parquet":
     return ParquetVectors(file, root or os.path.dirname(file.path))
   raise InputError(
@@ -118,48 +114,6 @@ def read_column(vectors: VectorFile, name: str) -> np.ndarray:
   return np.concatenate(blocks)
 
 
-def read_start(path: Path, info: CacheInfo) -> PublicStart:
-  """Reads the public start that `--start` names.
-
-  Args:
-    path: of an npz with a vector [d] for each class, under the name of the
-      class: embeddings of the names by a text tower, say. It must be no
-      function of private rows.
-    info: of the cache whose head it is for.
-
-  Raises:
-    InputError: the file does not exist, is of other classes, or has vectors of
-      another width.
-  """
-  # The digest goes into the receipt: it says which public vectors were assumed
-  # to be no function of the private rows.
-  content = places.read(path)
-  names = info.class_names
-  vectors = open_vector_file(listed_files.file_at(str(path)))
-  # By name and not by order: vectors in another order of classes would make a
-  # head that is wrong and raises no error.
-  wrong_names = sorted(set(names) ^ vectors.shapes.keys())
-  if wrong_names:
-    raise InputError(
-      f"{path} must hold one vector for each class of the cache, under its"
-      f" name, and no more: see {wrong_names[0]!a}, and"
-      f" {len(wrong_names) - 1} others."
-    )
-  for name in names:
-    if vectors.shapes[name] != (info.feature_dim,):
-      raise InputError(
-        f"{path}: {name!r} has shape {vectors.shapes[name]}, and embeddings are"
-        f" ({info.feature_dim},): use the same model's."
-      )
-  return PublicStart.of(
-    np.stack([read_column(vectors, name) for name in names]),
-    num_classes=len(names),
-    feature_dim=info.feature_dim,
-    names=names,
-    sha256=hashlib.sha256(content).hexdigest(),
-  )
-
-
 class _Header(NamedTuple):
   """What an array of an npz says of itself before its numbers."""
 
@@ -171,11 +125,22 @@ class _Header(NamedTuple):
 class NpzVectors:
   """The arrays of an npz; see `VectorFile`."""
 
-  def __init__(self, file: File):
-    self.path = file.path
-    self._file = file
+  def __init__(
+    self,
+    path: str,
+    open_content: Callable[[], contextlib.AbstractContextManager[BinaryIO]],
+  ):
+    """Reads the headers of all arrays.
+
+    Args:
+      path: of the file, for messages.
+      open_content: opens the file anew, and raises InputError where the body
+        finds it damaged.
+    """
+    self.path = path
+    self._open_content = open_content
     self.shapes: dict[str, tuple[int, ...]] = {}
-    with opened(file, _NPZ) as content, zipfile.ZipFile(content) as archive:
+    with open_content() as content, zipfile.ZipFile(content) as archive:
       # Only headers are read here: an array's shape is known without its
       # numbers.
       for member in archive.namelist():
@@ -187,7 +152,7 @@ class NpzVectors:
 
   def blocks(self, name: str) -> Iterator[np.ndarray]:
     with (
-      opened(self._file, _NPZ) as content,
+      self._open_content() as content,
       zipfile.ZipFile(content) as archive,
     ):
       # Of a member no more is ever unpacked than the archive states here.

@@ -279,6 +279,7 @@ def write_cache(
   store = storage.store_at(directory)
   # What is there before is not this call's, and stays if it fails.
   names_before = set(storage.list_files(store))
+  folder_before = store.remote is None and os.path.isdir(store.place)
   shards = []
   start_or_resume(directory, job)
   try:
@@ -296,6 +297,8 @@ def write_cache(
     with contextlib.suppress(Exception):
       written = {shard.file for shard in shards} - names_before
       _undo(store, written, names_before)
+      if store.remote is None and not folder_before:
+        os.rmdir(store.place)  # fails where something is left
     raise
 
 
@@ -312,8 +315,6 @@ def _undo(
     if not others and JOB_FILE not in names_before:
       own.add(JOB_FILE)
     storage.remove(store, own & names_now)
-  if store.remote is None:
-    os.rmdir(store.place)  # fails where something is left
 
 
 def _cut_into_shards(

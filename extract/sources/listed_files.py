@@ -129,15 +129,24 @@ def opened(file: File, kind: str) -> Iterator[BinaryIO]:
   """
   if file_at(file.path) != file:
     raise InputError(f"{file.path!r} was changed since it was listed.")
+  with (
+    readable_as(file.path, kind),
+    storage.seekable(*_store_and_name(file.path), file.size) as content,
+  ):
+    yield content
+
+
+@contextlib.contextmanager
+def readable_as(path: str, kind: str) -> Iterator[None]:
+  """Says in one line that a library finds a file damaged, as an InputError."""
   try:
-    with storage.seekable(*_store_and_name(file.path), file.size) as content:
-      yield content
+    yield
   except (InputError, RunError):
     raise
   # What libraries make of damaged bytes is of no one kind.
   except Exception as error:
     raise InputError(
-      f"{file.path!r} is not a readable {kind}: {one_line(error)}."
+      f"{path!r} is not a readable {kind}: {one_line(error)}."
     ) from error
 
 

@@ -131,6 +131,10 @@ def observe_training(rows: CanaryRows, claim: Claim) -> list[ObservedRelease]:
 
   Formal guarantees: those of `train`, whatever the coins, with n the number of
   real rows and canaries. Of real rows it is to be charged before.
+
+  The head has no public rows to teach on (`--unlabeled`): the release that
+  chooses between teacher and student, `self_training.choose_head`, is not
+  attacked.
   """
   # The code under attack is the product's own: the head's function, its rows,
   # and the mechanism, which is only watched.
@@ -189,7 +193,7 @@ def find_faults(
     What is wrong, in words.
   """
   faults = []
-  earlier_noise = np.zeros(0)
+  earlier: list[tuple[str, np.ndarray]] = []
   for release in observed:
     # Of synthetic rows all is known, so what is left after the exact sum is the
     # noise itself, in units of what is claimed for it.
@@ -204,9 +208,12 @@ def find_faults(
     # Two noisy sums with the same noise have a difference without any.
     if any(_are_alike(noise[0], other) for other in noise[1:]):
       faults.append(f"{release.name}: classes share noise")
-    if _are_alike(earlier_noise, noise.ravel()):
-      faults.append(f"{release.name}: shares noise with the release before")
-    earlier_noise = noise.ravel()
+    # With all releases before: noise that comes again much later, as from a
+    # generator that begins anew, hides no more.
+    for name, earlier_noise in earlier:
+      if _are_alike(earlier_noise, noise.ravel()):
+        faults.append(f"{release.name}: shares noise with an earlier {name}")
+    earlier.append((release.name, noise.ravel()))
   return faults
 
 

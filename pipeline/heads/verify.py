@@ -66,15 +66,17 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
   Raises:
     InputError: there is no head, or the ledger is damaged.
   """
-  # Of the bytes as they are, before anything is parsed: the ledger is asked
-  # even where the files are damaged.
-  weights_sha256 = sha256(places.read(path / WEIGHTS_FILE, _MOST_WEIGHTS_BYTES))
   saved = None
   faults: tuple[str, ...] = ()
   try:
     saved = read_head(path)
+    # `read_head` compared it with the very bytes that it parsed.
+    weights_sha256 = saved.stated["weights_sha256"]
   except InputError as error:
+    # The ledger is asked even where the files are damaged.
     faults = (str(error),)
+    weights = places.read(path / WEIGHTS_FILE, _MOST_WEIGHTS_BYTES)
+    weights_sha256 = sha256(weights)
   # A missing ledger says nothing about the head, unlike one that does not know
   # it.
   if ledger_exists(ledger.path):

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.extract.files import disk_errors, sync
+from oneshot_dp.extract.files import disk_errors, sync_tree
 from oneshot_dp.pipeline.ledger.entries import (
   ChargeRequest,
   ReleasedHead,
@@ -210,17 +210,12 @@ class Delivery:
       for charge in request.charges
     )
     with disk_errors(self._out):
-      # From the bottom up, files before the list of their names, so that after
-      # the rename a power cut finds all of it or nothing.
-      for folder, _, names in os.walk(self.folder, topdown=False):
-        for name in names:
-          file = Path(folder, name)
-          if is_exposed:
-            file.chmod(0o600)
-          sync(file)
-        if is_exposed:
+      if is_exposed:
+        for folder, _, names in os.walk(self.folder):
           Path(folder).chmod(0o700)
-        sync(folder)
+          for name in names:
+            Path(folder, name).chmod(0o600)
+      sync_tree(self.folder)
 
 
 def find_heads(folder: Path) -> dict[str, ReleasedHead]:

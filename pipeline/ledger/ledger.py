@@ -6,7 +6,6 @@ cap, and whose the rows are, is asked in the transaction that writes it.
 
 import contextlib
 import json
-import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,34 +35,12 @@ from oneshot_dp.pipeline.ledger.entries import (
 )
 from oneshot_dp.pipeline.ledger.store import (
   Transaction,
+  default_ledger,
   ledger_exists,
   transaction,
 )
 
 _WAIT_SECONDS = 60.0
-
-
-def default_ledger() -> Path:
-  """$ONESHOT_DP_LEDGER, or a file in the user's state folder.
-
-  Raises:
-    InputError: there is neither.
-  """
-  # One file for all data sets of a user, wherever a command is typed: what was
-  # spent in a ledger that nobody names any more is not counted.
-  chosen = os.environ.get("ONESHOT_DP_LEDGER")
-  if chosen:
-    return Path(chosen)
-  home = os.environ.get("HOME", os.path.expanduser("~"))
-  state_folder = os.environ.get("XDG_STATE_HOME", "")
-  if not os.path.isabs(state_folder):
-    state_folder = f"{home}/.local/state"
-  if not home or not os.path.isabs(state_folder):
-    raise InputError(
-      f"HOME={home!a} is not a place for a ledger: name its file with --ledger,"
-      " or in $ONESHOT_DP_LEDGER."
-    )
-  return Path(state_folder) / "oneshot-dp" / "ledger.sqlite"
 
 
 class Ledger:
@@ -161,7 +138,7 @@ class Ledger:
     # ledger is opened.
     most = cap.mu_squared
     rows = ChargeRequest(dataset=dataset, charges=(), keys=keys or {})
-    with self._write() as ledger:
+    with self._write("no cap was set") as ledger:
       check_requests(ledger, [rows])
       _add_new_keys(ledger, rows)
       charges = ledger.select("charge", dataset)
@@ -233,7 +210,7 @@ class Ledger:
     # As JSON has it, so that it compares with what is read back.
     with_rows = {**identity, "rows": digest_of_rows(requests)}
     identity = json.loads(json.dumps(with_rows))
-    with self._write() as ledger:
+    with self._write("nothing was charged") as ledger:
       # A charge of this run that nobody has seen a result of is used again.
       # Nobody but the very same run may: another one would release something
       # else for it.
@@ -270,7 +247,7 @@ class Ledger:
       raise RunError(
         f"the ledger {self.path} does not exist any more: put it back."
       )
-    with self._write() as ledger:
+    with self._write("what was charged before stays charged") as ledger:
       # A charge pays for one release. Two runs of one command, on machines that
       # share no locks, have the same charge: the second to come here is
       # refused.
@@ -297,8 +274,12 @@ class Ledger:
   def _read(self) -> contextlib.AbstractContextManager[Transaction]:
     return transaction(self.path, wait=self._wait)
 
-  def _write(self) -> contextlib.AbstractContextManager[Transaction]:
-    return transaction(self.path, wait=self._wait, write=True)
+  def _write(
+    self, if_it_fails: str
+  ) -> contextlib.AbstractContextManager[Transaction]:
+    return transaction(
+      self.path, wait=self._wait, write=True, if_it_fails=if_it_fails
+    )
 
 
 def open_existing_ledger(path: Path | None) -> Ledger:

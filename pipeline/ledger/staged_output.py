@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.files import disk_errors, sync
+from oneshot_dp.extract.files import disk_errors, sync, sync_tree
 from oneshot_dp.extract.storage import is_url
 
 
@@ -81,6 +81,7 @@ class StagedOutput:
       RunError: the disk refuses, or the place was taken meanwhile.
     """
     with disk_errors(self._out):
+      sync_tree(self.staging)
       self.staging.rename(self.path)
     # The files are in view already: a power cut could undo the rename, and no
     # more than that.

@@ -11,6 +11,7 @@ a ledger per machine.
 import contextlib
 import datetime
 import hashlib
+import os
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -149,6 +150,29 @@ class Transaction:
     )
 
 
+def default_ledger() -> Path:
+  """$ONESHOT_DP_LEDGER, or a file in the user's state folder.
+
+  Raises:
+    InputError: there is neither.
+  """
+  # One file for all data sets of a user, wherever a command is typed: what was
+  # spent in a ledger that nobody names any more is not counted.
+  chosen = os.environ.get("ONESHOT_DP_LEDGER")
+  if chosen:
+    return Path(chosen)
+  home = os.environ.get("HOME", os.path.expanduser("~"))
+  state_folder = os.environ.get("XDG_STATE_HOME", "")
+  if not os.path.isabs(state_folder):
+    state_folder = f"{home}/.local/state"
+  if not home or not os.path.isabs(state_folder):
+    raise InputError(
+      f"HOME={home!a} is not a place for a ledger: name its file with --ledger,"
+      " or in $ONESHOT_DP_LEDGER."
+    )
+  return Path(state_folder) / "oneshot-dp" / "ledger.sqlite"
+
+
 def ledger_exists(path: Path) -> bool:
   """Whether a ledger's file is there.
 
@@ -168,7 +192,7 @@ def ledger_exists(path: Path) -> bool:
 
 @contextlib.contextmanager
 def transaction(
-  path: Path, *, wait: float, write: bool = False
+  path: Path, *, wait: float, write: bool = False, if_it_fails: str = ""
 ) -> Iterator[Transaction]:
   """Reads all entries at one moment; what the block adds is written whole.
 
@@ -181,6 +205,7 @@ def transaction(
     path: the file; to read one that does not exist is to read no entries.
     wait: seconds to wait for another process that writes.
     write: whether the block adds entries; makes the file if there is none.
+    if_it_fails: what is so then, for the message: "nothing was charged", say.
 
   Raises:
     InputError: it is damaged, or not a ledger.
@@ -211,7 +236,7 @@ def transaction(
       # connection is closed within the transaction, which rolls it back.
       connection.commit()
   except sqlite3.Error as error:
-    raise _readable_error(path, error) from error
+    raise _readable_error(path, error, if_it_fails) from error
 
 
 def damaged(path: Path, fault: str) -> InputError:
@@ -264,7 +289,9 @@ def _check_format(path: Path, connection: sqlite3.Connection) -> None:
     raise damaged(path, "it is empty, or of another format or program")
 
 
-def _readable_error(path: Path, error: sqlite3.Error) -> Exception:
+def _readable_error(
+  path: Path, error: sqlite3.Error, if_it_fails: str
+) -> Exception:
   """What an error of SQLite means for the ledger."""
   # (Not every error of the module has a code.)
   code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
@@ -274,4 +301,6 @@ def _readable_error(path: Path, error: sqlite3.Error) -> Exception:
     reason = "is busy: another process is writing to it; try again"
   else:
     reason = f"cannot be read or written ({error}); fix the disk"
-  return RunError(f"the ledger {path} {reason}; nothing was charged.")
+  if if_it_fails:
+    reason += f"; {if_it_fails}"
+  return RunError(f"the ledger {path} {reason}.")

@@ -29,6 +29,7 @@ from oneshot_dp.pipeline.heads.verify import earlier_head
 from oneshot_dp.pipeline.ledger.entries import ChargeRequest
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.ledger.staged_output import refuse_url
+from oneshot_dp.pipeline.public_start import read_start
 from oneshot_dp.pipeline.requests import TrainRequest
 from oneshot_dp.pipeline.runs.cache_roles import CacheRole, check_roles
 from oneshot_dp.pipeline.runs.evaluation import (
@@ -48,7 +49,6 @@ from oneshot_dp.pipeline.runs.resources import (
   check_memory_of_heads,
   disk_room,
 )
-from oneshot_dp.pipeline.vector_files import read_start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

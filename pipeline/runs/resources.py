@@ -1,7 +1,8 @@
 """Whether this machine has the memory and the disk for a run."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.cache.format import CacheInfo
@@ -23,14 +24,58 @@ def check_memory(what: str, needs: int, fix: str) -> None:
     needs: bytes.
     fix: what to ask for instead.
   """
-  # All of the machine's memory, not what is free now: that would change from
-  # one try to the next.
-  has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  has = memory_limit()
   if needs > has:
     raise InputError(
-      f"{what} need about {needs / 2**30:.3g} GB of memory, and this machine"
-      f" has {has / 2**30:.3g} GB: {fix}."
+      f"{what} need about {needs / 2**30:.3g} GB of memory, and this machine or"
+      f" container has {has / 2**30:.3g} GB: {fix}."
     )
+
+
+def memory_limit(root: Path = Path("/")) -> int:
+  """Computes the bytes of memory that this process may have at most.
+
+  Args:
+    root: of the file system with /proc and /sys, where limits of control
+      groups are.
+  """
+  # All of the machine's memory, not what is free now: that would change from
+  # one try to the next.
+  limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+  # A container or a job of a cluster is killed at its group's limit, however
+  # large the machine is.
+  for file in _limit_files(root):
+    try:
+      limits.append(int(file.read_text()))
+    except (OSError, ValueError):  # no such group; or "max", which is no limit
+      continue
+  return min(limits)
+
+
+def _limit_files(root: Path) -> Iterator[Path]:
+  """Yields where the limits of this process's control groups may be."""
+  try:
+    lines = (root / "proc/self/cgroup").read_text().splitlines()
+  except OSError:  # not Linux
+    return
+  groups = root / "sys/fs/cgroup"
+  for line in lines:
+    # number:controllers:/group of v1; v2 has no controllers there.
+    _, controllers, group = line.split(":", 2)
+    if not controllers:
+      folder = groups / group.lstrip("/")
+      name = "memory.max"
+    elif "memory" in controllers.split(","):
+      folder = groups / "memory" / group.lstrip("/")
+      name = "memory.limit_in_bytes"
+    else:
+      continue
+    # A group has the limits of all groups that it lies in, too. A container
+    # may see its own group at the top, under the machine's name for it.
+    yield folder / name
+    for parent in folder.parents:
+      if parent.is_relative_to(groups):
+        yield parent / name
 
 
 def check_memory_of_heads(

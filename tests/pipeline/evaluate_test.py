@@ -2,7 +2,6 @@
 
 import json
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,13 +109,13 @@ def test_a_seed_is_not_private(capsys, head, hard, ledger_file):
 
 class TestDryRun:
   def test_a_private_evaluation_states_cost_and_noise_and_charges_nothing(
-    self, capsys, head, hard, ledger
+    self, capsys, head, hard, ledger, tmp_path
   ):
     words = ["evaluate", head, "--cache", hard[0], *PAID]
     succeeds(capsys, *words)
     before = ledger.path.read_bytes()
 
-    out, _ = succeeds(capsys, *words, "--dry-run", "--out", "a.json")
+    out, _ = succeeds(capsys, *words, "--dry-run", "--out", tmp_path / "a.json")
     found = json.loads(succeeds(capsys, *words, "--dry-run", "--json")[0])
 
     sd = mu_squared_from_epsilon(2.0, 1e-5) ** -0.5 / 600
@@ -125,7 +124,7 @@ class TestDryRun:
     assert "'tests' would be charged epsilon 2 now, and 2.9" in out
     assert "top1" not in found
     assert ledger.path.read_bytes() == before
-    assert not Path("a.json").exists()
+    assert not (tmp_path / "a.json").exists()
 
   def test_the_noise_of_a_part_is_that_of_the_evaluation(
     self, capsys, head, hard

@@ -1,11 +1,14 @@
 import csv
+import os
 import pathlib
 
 import pytest
 from jax import export
 
-from oneshot_dp.pipeline.exports import HEAD_FILE, IMAGES_FILE
-from oneshot_dp.pipeline.heads.head_folder import write_head
+from oneshot_dp.pipeline.exports import HEAD_FILE, IMAGES_FILE, export_head
+from oneshot_dp.pipeline.heads.head_folder import read_head, write_head
+from oneshot_dp.pipeline.heads.verify import verify_head
+from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline import image_heads
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_heads import sample_info, trained_head
@@ -95,6 +98,40 @@ def test_the_card_of_a_copy_does_not_call_it_a_head_folder(
   for words in "take this folder", "load_head", "`oneshot-dp verify` on this":
     assert words in head_card
     assert words not in copy_card
+
+
+def test_the_card_of_a_copy_has_no_path_of_the_machine_that_made_it(
+  tmp_path, head
+):
+  verdict = verify_head(head.path, Ledger(tmp_path / "ledger"))
+  reason = f"{tmp_path}/weights.npz cannot be read: Permission denied."
+
+  _, notes = export_head(
+    tmp_path / "model", read_head(head.path), verdict, reason
+  )
+
+  card = (tmp_path / "model" / "README.md").read_text()
+  assert notes == [reason]
+  assert str(tmp_path) not in card
+  assert "The backbone was not at hand" in card
+
+
+def test_an_export_is_on_the_disk_before_it_is_in_view(
+  tmp_path, head, monkeypatch
+):
+  synced = []
+
+  def record(handle):
+    synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+
+  monkeypatch.setattr(os, "fsync", record)
+  verdict = verify_head(head.path, Ledger(tmp_path / "ledger"))
+  export_head(tmp_path / "model", read_head(head.path), verdict, "no backbone")
+
+  staging = tmp_path / ".model.unfinished" / "whole"
+  names = [file.name for file in (tmp_path / "model").iterdir()]
+  before_rename = synced[: synced.index(str(staging)) + 1]
+  assert {str(staging / name) for name in names} <= set(before_rename)
 
 
 @pytest.mark.slow

@@ -110,6 +110,22 @@ def test_parquet_of_every_writer_gives_the_rows_of_the_npz(tmp_path, kind):
   np.testing.assert_array_equal(rows["label"], label)
 
 
+def test_files_of_different_precision_keep_all_that_they_say(tmp_path):
+  """The first file's float16 would round the second's, or make it infinite."""
+  embedding, label = vectors()
+  fine = embedding * np.float32(1e5)
+  folder = tmp_path / "written"
+  folder.mkdir()
+  npz(folder / "a.npz", embedding=embedding.astype("f2"), label=label)
+  npz(folder / "b.npz", embedding=fine, label=label)
+
+  cache = import_table(folder, tmp_path / "c", num_classes=K)
+
+  assert cache.info.embedding_dtype == "float32"
+  stored = rows_of(tmp_path / "c")["embedding"]
+  np.testing.assert_array_equal(stored[N:], fine)
+
+
 def test_a_folder_of_parquet_files_is_read_in_the_order_of_names(tmp_path):
   embedding, label = vectors()
   folder = tmp_path / "written"

@@ -18,11 +18,8 @@ from oneshot_dp.pipeline.ledger.entries import (
   cap_of,
   spent,
 )
-from oneshot_dp.pipeline.ledger.ledger import (
-  Ledger,
-  default_ledger,
-  open_existing_ledger,
-)
+from oneshot_dp.pipeline.ledger.ledger import Ledger, open_existing_ledger
+from oneshot_dp.pipeline.ledger.store import default_ledger
 from tests.pipeline.sample_heads import make_charge_request
 
 DELTA = 1e-5
@@ -399,10 +396,14 @@ class TestFile:
     database = sqlite3.connect(ledger.path, isolation_level=None)
     database.execute("BEGIN EXCLUSIVE")
 
-    with pytest.raises(RunError, match="is busy: another process"):
+    with pytest.raises(RunError, match=r"to it; try again.$"):
       impatient.entries()
-    with pytest.raises(RunError, match="is busy: another process"):
+    with pytest.raises(RunError, match=r"again; nothing was charged.$"):
+      impatient.charge([request(1.0)], Path("/a"), {})
+    with pytest.raises(RunError, match=r"again; what was charged .* stays"):
       impatient.deliver([], {})
+    with pytest.raises(RunError, match=r"again; no cap was set.$"):
+      impatient.set_cap("pets", Cap(1.0, DELTA))
 
     database.close()
     assert len(impatient.entries()) == 1

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract import places
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from oneshot_dp.pipeline.cli import main
@@ -75,6 +76,21 @@ class TestRecorded:
     assert status == 0
     assert out.startswith("ok: verified: these weights match a charge in ")
     assert verify_head(head, ledger).status is LedgerStatus.RECORDED
+
+  def test_a_sound_head_is_read_once(self, ledger, tmp_path, monkeypatch):
+    """What is hashed is what is parsed, whatever becomes of the file."""
+    head = deliver_head(ledger, tmp_path / "head")
+    names = []
+    read = places.read
+
+    def count(place, most_bytes):
+      names.append(place.name)
+      return read(place, most_bytes)
+
+    monkeypatch.setattr(places, "read", count)
+    verify_head(head, ledger)
+
+    assert names.count("head.safetensors") == 1
 
   def test_a_copy_elsewhere_is_verified(self, ledger, tmp_path):
     head = deliver_head(ledger, tmp_path / "head")

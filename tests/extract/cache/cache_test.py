@@ -237,6 +237,17 @@ def test_import_of_too_few_rows_leaves_nothing_behind(tmp_path, too_few_rows):
   assert not (tmp_path / "cache").exists()
 
 
+def test_import_that_fails_keeps_an_empty_folder_that_was_there(
+  tmp_path, too_few_rows
+):
+  (tmp_path / "cache").mkdir()
+
+  with refused("20 rows came"):
+    write_cache(tmp_path / "cache", make_info(50, 9), [too_few_rows])
+
+  assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_import_that_fails_keeps_what_a_killed_one_began(
   tmp_path, too_few_rows
 ):

@@ -114,6 +114,20 @@ def off_the_grid(drawn):
   return drawn + 0.25
 
 
+def of_the_release_before_last():
+  """Noise that alternates: no release has that of the one just before."""
+  drawn_before = []
+
+  def change(drawn):
+    drawn_before.append(drawn)
+    if len(drawn_before) < 3 or drawn_before[-3].shape != drawn.shape:
+      return drawn
+    drawn_before[-1] = drawn_before[-3]
+    return drawn_before[-3]
+
+  return change
+
+
 def of_one_release():
   kept = {}
 
@@ -133,10 +147,22 @@ def of_one_release():
     (
       "auto",
       of_one_release(),
-      "gradient: shares noise with the release before",
+      "gradient: shares noise with an earlier gradient",
+    ),
+    (
+      "auto",
+      of_the_release_before_last(),
+      "gradient: shares noise with an earlier gradient",
     ),
   ],
-  ids=["halved", "none", "of one class", "off the grid", "of one release"],
+  ids=[
+    "halved",
+    "none",
+    "of one class",
+    "off the grid",
+    "of one release",
+    "of the release before last",
+  ],
 )
 def test_a_fault_of_the_noise_is_found(monkeypatch, head, change, fault):
   change_noise(monkeypatch, change)
