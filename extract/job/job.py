@@ -234,11 +234,13 @@ def progress_bar(caption: str, total: int) -> tqdm:
   """
   if sys.stderr.isatty():
     return tqdm(total=total, desc=caption, unit="image", smoothing=0.1)
+  # In a log nothing is said before there is a rate.
   return tqdm(
     total=total,
     desc=caption,
     unit="image",
     smoothing=0.1,
+    delay=1,
     bar_format="{desc}: {percentage:.0f} %, {rate_fmt}, {remaining} left\n",
     mininterval=_LOG_SECONDS,
   )
