@@ -30,6 +30,8 @@ SUITE = (
   "tests/linear_dp/private_sums_test.py",
   "tests/linear_dp/heads/one_step_test.py",
   "tests/pipeline/cli_test.py",
+  "tests/pipeline/ledger_caps_test.py",
+  "tests/pipeline/ledger_charges_test.py",
   "tests/pipeline/ledger_test.py",
   "tests/pipeline/run_test.py",
 )

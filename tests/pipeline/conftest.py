@@ -1,5 +1,6 @@
 """A ledger of each test's own, and caches for all."""
 
+import itertools
 import os
 import pathlib
 
@@ -7,6 +8,7 @@ import pytest
 
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from tests.pipeline.sample_heads import make_charge_request
 from tests.sample_caches import write_clusters
 
 
@@ -35,6 +37,21 @@ def eval_cache(tmp_path_factory) -> FeatureCache:
 def ledger(ledger_file) -> Ledger:
   """The ledger of `ledger_file`."""
   return Ledger(ledger_file)
+
+
+@pytest.fixture
+def charge(ledger):
+  """Charges costs for a run of its own; returns the charges' ids."""
+  # A second charge into the place of an unfinished run would resume that run,
+  # so that each has a place that no other has.
+  run_numbers = itertools.count()
+
+  def charge_run(*costs, run=None, identity=None, **changes):
+    run = run or f"/runs/{next(run_numbers)}"
+    request = make_charge_request(*costs, **changes)
+    return ledger.charge([request], pathlib.Path(run), identity or {})
+
+  return charge_run
 
 
 @pytest.fixture

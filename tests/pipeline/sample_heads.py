@@ -81,6 +81,11 @@ def mu2_of(epsilon, delta=1e-5):
   return Fraction(mu_squared_from_epsilon(epsilon, delta))
 
 
+def row_keys(*numbers, kind="image"):
+  """The keys by which a ledger knows rows, as one kind of a request's keys."""
+  return {kind: np.array(sorted(numbers), np.uint64)}
+
+
 def make_charge_request(*costs, dataset="pets", keys=None, **changes):
   """Charges of μ² each, by number; of three rows, if no keys are given."""
   keys = {"image": np.array([1, 2, 3], np.uint64)} if keys is None else keys
