@@ -199,7 +199,14 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
 
 
 def sum_mu_squared(costs: Iterable[float | Fraction]) -> float:
-  """Returns Σ μ², rounded up: what releases cost together."""
+  """Returns Σ μ², rounded up: what releases cost together.
+
+  Args:
+    costs: the μ² of each release, in any order; a float64 is taken exactly.
+
+  Returns:
+    The smallest float64 that is not below the sum; 0 of no releases.
+  """
   # Every float64 is a fraction, so the sum is exact and independent of its
   # order. A ledger that adds its charges up again gets the same number.
   exact = sum((Fraction(cost) for cost in costs), Fraction(0))
@@ -213,6 +220,9 @@ def format_rounded_up(guarantee: float) -> str:
 
   >>> format_rounded_up(9.95840186), format_rounded_up(1.2345649e-5)
   ('9.9585', '1.2346e-05')
+
+  Args:
+    guarantee: an ε or a δ; infinity is printed as "inf".
   """
   if not math.isfinite(guarantee):
     return f"{guarantee:g}"

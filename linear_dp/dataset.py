@@ -109,7 +109,20 @@ class PrivateDataset:
   def refuse(
     self, ids: np.ndarray, is_bad: Bool[np.ndarray, " r"], reason: str
   ) -> NoReturn:
-    """Raises an InputError that names the first bad row by its id alone."""
+    """Raises an InputError that names the first bad row by its id alone.
+
+    An id is a row's place in its split, or what the owner of the rows gave it.
+    Labels and embeddings are private, and stay out of the message.
+
+    Args:
+      ids: example_ids, int64 [r].
+      is_bad: which of these rows are refused; one at least.
+      reason: what is wrong, as words that follow "example_id=…: ". It may name
+        public numbers only.
+
+    Raises:
+      InputError: always.
+    """
     raise InputError(
       f"{self.name}: example_id={ids[is_bad.argmax()]}: {reason}. Run"
       " `oneshot-dp verify` on the cache, then make it again."

@@ -133,7 +133,12 @@ class _HitCounts:
       self._confusion = np.zeros(shape, np.int64)
 
   def add(self, embedding: np.ndarray, label: np.ndarray) -> None:
-    """Counts a block's rows [r, d] with their labels [r]."""
+    """Counts the correct answers of each head on a block of rows.
+
+    Args:
+      embedding: [r, d], of any number of rows.
+      label: integers [r] in [0, K), which `_check_block` has made sure of.
+    """
     self.class_rows += np.bincount(label, minlength=len(self.class_rows))
     # Batches of one shape, so that one program is compiled; the label -1 marks
     # the rows that only fill up the last batch.
@@ -292,6 +297,17 @@ def accuracy_interval(accuracy: float, n: int) -> tuple[float, float]:
   >>> low, high = accuracy_interval(0.9, 1000)
   >>> round(low, 4), round(high, 4)
   (0.8797, 0.9179)
+
+  Args:
+    accuracy: the share of correct answers, in [0, 1]; the number of them is
+      rounded to a whole one, as a mean of several heads may fall between two.
+    n: the number of test rows, 1 at least.
+
+  Returns:
+    The ends of the interval, within [0, 1].
+
+  Source: Clopper & Pearson, "The use of confidence or fiducial limits
+  illustrated in the case of the binomial" (Biometrika 1934).
   """
   import scipy.stats  # Its import takes half a second.
 

@@ -124,15 +124,42 @@ class PrivateHead:
     return scale * logits
 
   def predict_proba(self, embeddings: Any) -> Float[np.ndarray, "n K"]:
-    """Returns the softmax of `scaled_logits`, in float64."""
+    """Returns the softmax of `scaled_logits`, in float64.
+
+    Args:
+      embeddings: see `logits`.
+
+    Returns:
+      [n, K]; each row adds up to 1.
+
+    Raises:
+      InputError: see `logits`.
+    """
     return special.softmax(self.scaled_logits(embeddings), axis=1)
 
   def predict(self, embeddings: Any) -> Int64[np.ndarray, " n"]:
-    """Returns the class with the largest logit; the first of equal ones."""
+    """Returns the class of the largest logit, int64 [n]; the first of equals.
+
+    Args:
+      embeddings: see `logits`.
+
+    Raises:
+      InputError: see `logits`.
+    """
     return self.logits(embeddings).argmax(axis=1)
 
   def score(self, embeddings: Any, labels: Any) -> float:
-    """Returns the share of correct classes; as private as the rows are."""
+    """Returns the share of correct classes; as private as the rows are.
+
+    No noise is added: of private rows, this number is for nobody else's eyes.
+
+    Args:
+      embeddings: see `logits`.
+      labels: the true class of each row, integers [n] from 0.
+
+    Raises:
+      InputError: see `logits`.
+    """
     return float((self.predict(embeddings) == np.asarray(labels)).mean())
 
   def receipt(self) -> dict[str, Any]:

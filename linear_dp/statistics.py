@@ -68,7 +68,17 @@ class RowStatistic:
 def row_statistic(
   *, id: str, one_column: bool = False, scales_units: bool = False
 ) -> Callable[[Callable[..., Array]], RowStatistic]:
-  """Decorates a left factor: makes it the statistic of this id."""
+  """Decorates a left factor: makes it the statistic of this id.
+
+  Args:
+    id: the saved name of the statistic, unique among all; it never changes.
+    one_column: whether only the left factors are summed, as counts are.
+    scales_units: whether the left factors of a unit are scaled together.
+
+  Returns:
+    A decorator from a left factor, as `RowStatistic` describes it, to a
+    `RowStatistic` that can be called as the function was.
+  """
 
   def decorate(left_factor: Callable[..., Array]) -> RowStatistic:
     return RowStatistic(id, left_factor, one_column, scales_units)
@@ -82,7 +92,17 @@ def class_sums(
 ) -> Array:
   """w·e_y: the weighted sum of the rows of each class, [K, d].
 
-  `sum_kernels` adds it up by a scatter, which needs no products.
+  `sum_kernels` adds it up by a scatter, which needs no products; this function
+  is for those who want the left factors themselves, as the audit does.
+
+  Args:
+    row: not used: a left factor says by what the row is multiplied.
+    label: int32 [c].
+    weight: integers w [c].
+    classes: the numbers of all classes, 0 to K − 1, [K].
+
+  Returns:
+    Left factors [c, K], of the norm w exactly.
   """
   # One entry is w and the others are 0, so the norm is w without any
   # arithmetic.
@@ -91,7 +111,16 @@ def class_sums(
 
 @row_statistic(id="ones")
 def row_weights(row: Array, label: Array, weight: Array) -> Array:
-  """w: the weighted sum of all rows, [1, d]."""
+  """w: the weighted sum of all rows, [1, d].
+
+  Args:
+    row: not used.
+    label: not used; the mean of the rows is that of all classes.
+    weight: integers w [c].
+
+  Returns:
+    Left factors [c, 1].
+  """
   return weight[:, None]
 
 
@@ -100,6 +129,14 @@ def second_moment(row: Array, label: Array, weight: Array) -> Array:
   """row·w/R: the weighted sum of row ⊗ row, [d, d].
 
   After noise, (M + Mᵀ)/2 has exactly the law of a symmetric release.
+
+  Args:
+    row: integers [c, d] with ‖row‖ ≤ R.
+    label: not used.
+    weight: integers w [c].
+
+  Returns:
+    Left factors, float64 [c, d], along the rows themselves.
   """
   # ‖row‖ ≤ R, so this is no longer than w. R is a power of two: the products
   # are exact, and the truncation to integers is the only rounding.
@@ -108,7 +145,18 @@ def second_moment(row: Array, label: Array, weight: Array) -> Array:
 
 @row_statistic(id="units", one_column=True)
 def unit_count(row: Array, label: Array, weight: Array) -> Array:
-  """w: about how many privacy units have a row that is not zero, [1, 1]."""
+  """w: about how many privacy units have a row that is not zero, [1, 1].
+
+  A unit whose rows weigh W together counts for one, and never for more.
+
+  Args:
+    row: not used.
+    label: not used.
+    weight: integers w [c]; 0 for rows of zeros.
+
+  Returns:
+    Left factors [c, 1].
+  """
   return weight[:, None]
 
 
@@ -116,7 +164,17 @@ def unit_count(row: Array, label: Array, weight: Array) -> Array:
 def class_counts(
   row: Array, label: Array, weight: Array, classes: Array
 ) -> Array:
-  """w·e_y: how many units, in fractions, belong to each class, [K, 1]."""
+  """w·e_y: how many units, in fractions, belong to each class, [K, 1].
+
+  Args:
+    row: not used.
+    label: int32 [c].
+    weight: integers w [c].
+    classes: the numbers of all classes, 0 to K − 1, [K].
+
+  Returns:
+    Left factors [c, K], of the norm w exactly.
+  """
   return jnp.where(label[:, None] == classes, weight[:, None], 0)
 
 

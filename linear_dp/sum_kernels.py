@@ -111,7 +111,22 @@ def _sum_by_class(rows: Rows) -> Int64[np.ndarray, "K d"]:
 def _outer(
   mesh: Mesh, statistic: RowStatistic, unit_weight: int, unit_slots: int | None
 ) -> Callable[..., Array]:
-  """Compiles (totals int64 [devices, m, p], columns, public) → totals."""
+  """Compiles how a chunk of rows is added to the sum of a statistic.
+
+  One program is kept for each combination of arguments, as a training adds
+  thousands of chunks in the same way.
+
+  Args:
+    mesh: the devices, each with a total of its own.
+    statistic: what is summed.
+    unit_weight: W.
+    unit_slots: how many rows of a chunk each privacy unit has; None where each
+      row stands alone.
+
+  Returns:
+    A function (totals int64 [devices, m, p], columns, public) → totals, whose
+    first argument may not be used again.
+  """
 
   def add(
     total: Array, columns: tuple[Array, ...], public: tuple[Any, ...]
@@ -185,6 +200,16 @@ def left_factors_of_chunk(
   For the audit, which has to know what each of its canaries adds. The norms of
   single rows are not checked here: an audit that took a row for dropped, which
   a sum without its check adds, would not find that the check is missing.
+
+  Args:
+    rows: the rows that the chunk is of; their devices compute.
+    statistic: computes the left factors.
+    chunk: from `rows.chunks()`.
+    public: what the statistic takes besides the row, its label and weight.
+
+  Returns:
+    Integers in float64, [c, m], in units of 1/W of a row; rows that fill up
+    the chunk are 0.
   """
 
   def compute(columns: tuple[Array, ...], public: tuple[Any, ...]) -> Array:

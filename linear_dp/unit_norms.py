@@ -113,6 +113,9 @@ def norm_squared_bound(
     a: integer left factors of the rows of each unit.
     row_products: z_j·z_k of its rows.
     grid: g, a power of two.
+
+  Returns:
+    N of each unit, a whole number in float64, [u].
   """
   # Plus one and rounded up: the sum of the terms can only be too large,
   # whichever way each product was rounded. Negative terms count, too: a unit

@@ -134,7 +134,7 @@ class Hosts:
     return (mixed >> np.uint64(32)) % np.uint64(self.count) == self.index
 
   def agree(self, what: str, text: str) -> None:
-    """Checks that all hosts have the same text.
+    """Checks that all hosts have the same text; `what` names it in the error.
 
     Raises:
       InputError: on every host, if one of them has another text than host 0.

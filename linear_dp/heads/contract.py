@@ -143,7 +143,14 @@ class HeadFn(Protocol):
 def no_extra_memory(
   *, n: int, feature_dim: int, num_classes: int, has_units: bool
 ) -> int:
-  """Returns 0: the head holds no more than `memory_needed` counts for all."""
+  """Returns 0: the head holds no more than `memory_needed` counts for all.
+
+  Args:
+    n: the public number of private rows.
+    feature_dim: d, the width of an embedding.
+    num_classes: K.
+    has_units: whether a privacy unit may have several rows.
+  """
   del n, feature_dim, num_classes, has_units
   return 0
 

@@ -43,7 +43,18 @@ def least_squares(
   Formal guarantees: those of `PrivateSums.release` for the two sums; all else
   is post-processing, with n, which is public.
 
-  See `HeadFn` for the arguments. It has no options and keeps no state.
+  Args:
+    sums: the Gaussian mechanism.
+    rows: all at norm 1, from `rows_of`.
+    new_mu_squared: the budget of both releases, as μ²; infinite for a baseline
+      without noise.
+    spent_mu_squared: not used: `sums` averages what it releases now with what
+      it released for a smaller ε.
+    state: not used, for the same reason.
+    options: not used; the head has none.
+
+  Returns:
+    The head, for embeddings at norm 1; it keeps no state.
   """
   del spent_mu_squared, state, options
   moment, noise = sums.release(
@@ -75,7 +86,14 @@ def least_squares(
 def extra_memory(
   *, n: int, feature_dim: int, num_classes: int, has_units: bool
 ) -> int:
-  """Returns the bytes of 11 second moments: M and what becomes of it."""
+  """Returns the bytes of 11 second moments: M and what becomes of it.
+
+  Args:
+    n: not used: rows pass by in chunks.
+    feature_dim: d.
+    num_classes: not used.
+    has_units: not used.
+  """
   del n, num_classes, has_units
   return 88 * feature_dim**2
 

@@ -64,6 +64,15 @@ def moved_before(
 
   The map now has another scale than the map then had, so that the length of the
   weights, which the state keeps, is restored.
+
+  Args:
+    state: of the head with a smaller ε.
+    whitening: the map of this head's rows; without one, weights stay as they
+      are but for their length.
+
+  Returns:
+    The part of the weights [d, K] that noisy gradients made, for rows that
+    are mapped by `whitening`; zeros where all weights are zeros.
   """
   # The state is kept without whitening, because a head with a larger ε releases
   # the second moment again, and whitens by a better estimate of it.

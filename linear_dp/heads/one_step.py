@@ -47,13 +47,21 @@ it scales all logits alike, and changes no prediction."""
 
 
 def spec(name: OneStepName) -> HeadSpec:
-  """Returns the head that takes its step with the optimizer of this name."""
+  """Returns the head that takes its step with the optimizer of this name.
+
+  Args:
+    name: a key of `OPTIMIZERS`.
+  """
   make = functools.partial(one_step, optimizer=OPTIMIZERS[name])
   return HeadSpec(make=make, prepare_rows=clipped_rows)
 
 
 def residual_norm(num_classes: int) -> float:
-  """Returns ‖r‖ = √((1 − p0)² + (K − 1)·p0²)."""
+  """Returns ‖r‖ = √((1 − p0)² + (K − 1)·p0²), the same for every class.
+
+  Args:
+    num_classes: K, 1 at least.
+  """
   of_other_classes = math.sqrt(num_classes - 1) * INITIAL_PROBABILITY
   return math.hypot(1 - INITIAL_PROBABILITY, of_other_classes)
 

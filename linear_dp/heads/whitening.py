@@ -25,11 +25,19 @@ class Whitening:
   inverse: Square | None = None
 
   def to_whitened(self, kernel: Kernel) -> Kernel:
-    """Returns the weights that do for whitened rows what `kernel` does."""
+    """Returns the weights that do for whitened rows what `kernel` does.
+
+    Args:
+      kernel: weights [d, K] for rows that are not whitened.
+    """
     return kernel if self.inverse is None else self.inverse @ kernel
 
   def from_whitened(self, kernel: Kernel) -> Kernel:
-    """Returns the weights for rows that are not whitened."""
+    """Returns the weights for rows that are not whitened.
+
+    Args:
+      kernel: weights [d, K] for whitened rows.
+    """
     return kernel if self.matrix is None else self.matrix @ kernel
 
 
@@ -44,6 +52,9 @@ def release_whitening(
 ) -> Whitening:
   """Releases the second moment of the rows, and computes the map from it.
 
+  Formal guarantees: one Gaussian mechanism with this μ²; the map and its
+  inverse are post-processing of what it releases.
+
   Args:
     sums: the Gaussian mechanism.
     rows: all at norm 1.
@@ -52,6 +63,9 @@ def release_whitening(
     mu_squared: the cost of this release.
     share: the part of a head's μ² that this is; with the noise of the estimate,
       it says how large the noise of gradients is, which sets the ridge.
+
+  Returns:
+    The map, public; no map at all where no inverse square root was found.
   """
   moment, noise = sums.release(
     "second moment", rows, second_moment, mu_squared=mu_squared
