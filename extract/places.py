@@ -94,6 +94,17 @@ def exists(place: pathlib.Path) -> bool:
   return True
 
 
+def files_below(folder: pathlib.Path) -> list[pathlib.Path]:
+  """All files below a folder, in order; none where there is no folder.
+
+  InputError: the store refuses. RunError: it does not answer.
+  """
+  if isinstance(folder, Url):
+    names = storage.list_files(storage.store_at(str(folder)))
+    return [folder / name for name in names]
+  return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def read(place: str | os.PathLike, most_bytes: int = MOST_BYTES) -> bytes:
   """All bytes of a file.
 

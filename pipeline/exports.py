@@ -30,7 +30,7 @@ from oneshot_dp.pipeline.heads.model_card import (
   template_environment,
 )
 from oneshot_dp.pipeline.heads.verify import LedgerStatus, Verdict
-from oneshot_dp.pipeline.ledger.staged_output import StagedOutput
+from oneshot_dp.pipeline.ledger.bucket_output import output_at
 from oneshot_dp.pipeline.report.results import as_json
 from oneshot_dp.pipeline.timm_form import timm_files
 
@@ -62,7 +62,7 @@ def export_head(
   """Writes DIR, whole or not at all. Everything in it is public.
 
   Args:
-    out: the folder to write, which must not exist.
+    out: the folder to write, which must not exist; on a disk, or a URL.
     saved: the head.
     verdict: what `verify_head` found; the card says it.
     backbone: what makes its embeddings, in float32; or why it is not at hand.
@@ -74,7 +74,7 @@ def export_head(
 
   Raises:
     InputError: `out` exists already.
-    RunError: the disk refuses.
+    RunError: the disk or the store refuses.
   """
   # A reason for the person who exports may name files of this machine; the
   # card, which is published, has its own words for it.
@@ -112,8 +112,8 @@ def export_head(
     )
     .encode()
   )
-  with StagedOutput(out) as output:
-    with disk_errors(out):
+  with output_at(out) as output:
+    with disk_errors(output.staging):
       output.staging.mkdir()
       for name, content in files.items():
         (output.staging / name).write_bytes(content)

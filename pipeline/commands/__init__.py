@@ -93,7 +93,8 @@ HEAD_FOLDER = Flag(
   parse=parse_place,
   form="HEAD",
   positional=True,
-  help="Folder of the head, as train or sweep wrote it.",
+  help="Folder of the head, as train or sweep wrote it; on a disk, gs:// or"
+  " s3://.",
 )
 HEAD_KINDS: tuple[str, ...] = get_args(HeadName)
 HEAD_KIND = Flag(
@@ -129,8 +130,9 @@ ALLOW_DUPLICATES = Flag(
 LEDGER = Flag(
   parse=parse_place,
   form="FILE",
-  help="Ledger of what was spent (default: $ONESHOT_DP_LEDGER, or"
-  " oneshot-dp/ledger.sqlite in the user's state folder).",
+  help="Ledger of what was spent, a file on a disk (default:"
+  " $ONESHOT_DP_LEDGER, or oneshot-dp/ledger.sqlite in the user's state"
+  " folder).",
 )
 WEAK_PRIVACY = Flag(help="Allow delta ≥ 1/n, or epsilon > 20.")
 NOISE_SEED = Flag(
@@ -210,7 +212,7 @@ class TrainingFlags(CommandFlags):
     parse=parse_place,
     form="DIR",
     group=RUN_GROUP,
-    help="Folder to write; it must not exist.",
+    help="Folder to write, on a disk, gs:// or s3://; it must not exist.",
   ).required()
   dry_run: bool = DRY_RUN.within(RUN_GROUP).off()
   hosts: str | None = Flag(

@@ -34,7 +34,9 @@ class Flags(CommandFlags):
 
   head: Path = HEAD_FOLDER.required()
   to: Path = Flag(
-    parse=parse_place, form="DIR", help="Folder to write; it must not exist."
+    parse=parse_place,
+    form="DIR",
+    help="Folder to write, on a disk, gs:// or s3://; it must not exist.",
   ).required()
   weights: str | None = WEIGHTS.default(None)
   backbone: str | None = BACKBONE_FILE.default(None)

@@ -134,16 +134,14 @@ def is_cache(path: str) -> bool:
 def _kind_of(path: str) -> str:
   from oneshot_dp.extract import hub, storage
 
-  # In a bucket only a cache is looked for: heads, runs and ledgers are on
-  # disks.
   if is_cache(path):
     return "cache"
+  if _has_file(path, "receipt.json"):
+    return "head"
+  if _has_file(path, "results.json"):
+    return "run"
   if storage.is_url(path):
     return "images"
-  if os.path.lexists(os.path.join(path, "receipt.json")):
-    return "head"
-  if os.path.lexists(os.path.join(path, "results.json")):
-    return "run"
   if os.path.isfile(path):
     with open(path, "rb") as file:
       if file.read(len(_SQLITE)) == _SQLITE:
@@ -158,6 +156,14 @@ def _kind_of(path: str) -> str:
     storage.store_at(path)  # refuses addresses of other kinds
     raise InputError(f"{path} does not exist: name a folder or a file.")
   return "images"
+
+
+def _has_file(folder: str, name: str) -> bool:
+  from oneshot_dp.extract import places, storage
+
+  if storage.is_url(folder):
+    return places.exists(places.as_place(folder) / name)
+  return os.path.lexists(os.path.join(folder, name))
 
 
 def _answer(

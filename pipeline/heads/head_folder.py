@@ -33,13 +33,14 @@ from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead
 from oneshot_dp.pipeline.heads.model_card import render_card
 from oneshot_dp.pipeline.heads.receipt import (
+  NOT_PRIVATE,
   UNIT_NORM,
   check_receipt,
   make_receipt,
 )
+from oneshot_dp.pipeline.ledger.bucket_output import output_at
 from oneshot_dp.pipeline.ledger.delivery import RECEIPT_FILE, WEIGHTS_FILE
 from oneshot_dp.pipeline.ledger.entries import sha256
-from oneshot_dp.pipeline.ledger.staged_output import StagedOutput
 
 RELEASES_FILE = "releases.safetensors"
 CARD_FILE = "README.md"
@@ -201,17 +202,22 @@ def save_head(
 
   Args:
     head: what `train_head` returned.
-    directory: the folder to write, which must not exist.
+    directory: the folder to write, which must not exist, on a disk, at gs://
+      or s3://.
     dataset: public name of the private data.
     split: public name of its split.
     backbone: public name of what made the embeddings.
 
   Raises:
-    InputError: `directory` exists already, or a name is not one.
-    RunError: the disk refuses.
+    InputError: `directory` exists already, or a name is not one; or it is in
+      a bucket, and the head NOT PRIVATE.
+    RunError: the disk or the store refuses.
   """
   if not isinstance(head, PrivateHead):
     raise InputError("save_head takes a head, and then where to save it.")
+  out = places.as_place(directory)
+  if not head.trained.private:
+    refuse_exposed(out)
   # A head of arrays has no cache; its receipt states what is known all the
   # same.
   info = CacheInfo(
@@ -224,7 +230,7 @@ def save_head(
     backbone={"name": backbone},
     unit=head.privacy_unit,
   )
-  with StagedOutput(Path(directory)) as output:
+  with output_at(out) as output:
     write_head(output.staging, head.trained, info)
     output.publish()
 
@@ -233,7 +239,7 @@ def load_head(directory: str | os.PathLike) -> PrivateHead:
   """Reads a head that `save_head` or `oneshot-dp train` wrote.
 
   Args:
-    directory: the head's folder.
+    directory: the head's folder, on a disk, at gs:// or s3://.
 
   Returns:
     The head, to predict with.
@@ -251,6 +257,16 @@ def load_head(directory: str | os.PathLike) -> PrivateHead:
     privacy_unit=stated["privacy_unit"],
     is_charged=stated["charge"] is not None,
   )
+
+
+def refuse_exposed(out: Path) -> None:
+  """Raises InputError if what is NOT PRIVATE would be written into a bucket."""
+  # On a disk it has mode 0600. Who may read a bucket is not set here.
+  if isinstance(out, places.Url):
+    raise InputError(
+      f"{out}: what is {NOT_PRIVATE} is written to a disk only, where it is its"
+      " owner's alone; choose a folder there."
+    )
 
 
 def _to_safetensors(arrays: Mapping[str, Any]) -> bytes:

@@ -4,7 +4,8 @@ The order of a run is the guarantee:
 
     lock → try the disk → charge → train → sync → note the heads → rename
 
-A killed run is run again, and pays nothing.
+A killed run is run again, and pays nothing. Into a bucket it is the same with
+the objects put in place of the rename (`bucket_output`).
 
 *Formal guarantees*: before the ledger notes the heads, nobody has seen anything
 that was drawn, so to draw all of it anew is the first release, at the law of
@@ -25,17 +26,19 @@ from types import TracebackType
 from typing import Any, Self
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract import places
 from oneshot_dp.extract.files import disk_errors, sync_tree
+from oneshot_dp.pipeline.ledger.bucket_output import output_at
 from oneshot_dp.pipeline.ledger.entries import (
   ChargeRequest,
   ReleasedHead,
   sha256,
 )
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.ledger.staged_output import StagedOutput
 
 WEIGHTS_FILE = "head.safetensors"
 RECEIPT_FILE = "receipt.json"
+_MOST_WEIGHTS_BYTES = 1 << 34  # `train` refuses to make so many
 
 
 class _Stage(enum.Enum):
@@ -84,7 +87,7 @@ class Delivery:
     """Describes a run; nothing happens before `open`.
 
     Args:
-      out: the folder to be shown, which must not exist.
+      out: the folder to be shown, which must not exist; on a disk, or a URL.
       ledger: what is charged.
       requests: all that the run costs.
       identity: everything that makes it this run and no other; JSON, PRIVATE.
@@ -95,7 +98,7 @@ class Delivery:
     self._requests = requests
     self._identity = identity
     self._room = room
-    self._output = StagedOutput(out, resumable=True)
+    self._output = output_at(out, ledger.path)
     self._stage = _Stage.CLOSED
     self.charge_ids: list[str] = []
     self.already_done = False
@@ -109,9 +112,9 @@ class Delivery:
     """Takes the place and charges the run, or finds it charged already.
 
     Raises:
-      InputError: something is at `out`, another run is writing it, or the
-        ledger refuses. Nothing was charged.
-      RunError: the disk refuses.
+      InputError: something is at `out`, another run is writing it, the
+        credentials do not allow to, or the ledger refuses. Nothing was charged.
+      RunError: the disk or the store refuses.
     """
     # With the lock, no other process of this machine changes what is found
     # here.
@@ -141,7 +144,7 @@ class Delivery:
 
     Raises:
       InputError: something was delivered for these charges before.
-      RunError: the ledger or the disk refuses.
+      RunError: the ledger, the disk or the store refuses.
     """
     if not self.already_done:
       self._settle_on_disk()
@@ -188,7 +191,7 @@ class Delivery:
     # is nearly full some draws would fail and others not, and a failed run is
     # drawn again: the disk would choose among draws (PRIVACY.md, section 5).
     room_file = self.folder.parent / "room"
-    with disk_errors(self._out), room_file.open("wb") as file:
+    with disk_errors(self.folder.parent), room_file.open("wb") as file:
       os.posix_fallocate(file.fileno(), 0, self._room)
       room_file.unlink()
 
@@ -209,7 +212,7 @@ class Delivery:
       for request in self._requests
       for charge in request.charges
     )
-    with disk_errors(self._out):
+    with disk_errors(self.folder):
       if is_exposed:
         for folder, _, names in os.walk(self.folder):
           Path(folder).chmod(0o700)
@@ -222,14 +225,22 @@ def find_heads(folder: Path) -> dict[str, ReleasedHead]:
   """The heads below a folder, as the ledger notes them: by weights' SHA-256.
 
   A folder whose files are damaged has no head.
+
+  Args:
+    folder: on a disk or in a bucket; it may not exist.
+
+  Raises:
+    RunError: the store does not answer.
   """
   # A killed run may have left files without a receipt, or cut short. These are
   # no heads: the run that finds them makes all heads anew.
   heads = {}
-  for weights_file in sorted(folder.rglob(WEIGHTS_FILE)):
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-      receipt = weights_file.with_name(RECEIPT_FILE).read_bytes()
+  for file in places.files_below(folder):
+    if file.name != WEIGHTS_FILE:
+      continue
+    with contextlib.suppress(InputError, ValueError, LookupError, TypeError):
+      receipt = places.read(file.with_name(RECEIPT_FILE))
       charge_id = json.loads(receipt)["stated"]["charge"]
-      weights_sha256 = sha256(weights_file.read_bytes())
+      weights_sha256 = sha256(places.read(file, _MOST_WEIGHTS_BYTES))
       heads[weights_sha256] = ReleasedHead(charge_id, sha256(receipt))
   return heads

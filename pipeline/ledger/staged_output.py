@@ -65,7 +65,7 @@ class StagedOutput:
     self.staging = work_folder / "whole"
     with disk_errors(self._out):
       self.path.parent.mkdir(parents=True, exist_ok=True)
-      self._lock_handle = _lock_folder(work_folder, self._out)
+      self._lock_handle = lock_folder(work_folder, self._out)
     # A run that was killed after its rename has left a folder to clear, so
     # this is checked with the lock held.
     if os.path.lexists(self.path):
@@ -112,36 +112,30 @@ class StagedOutput:
     self.unlock()
 
 
-def refuse_url(out: Path) -> None:
-  """Raises InputError if an output is a URL."""
-  if is_url(str(out)):
-    raise _no_place_error(out)
-
-
 def _resolve_output(out: Path) -> Path:
   """The absolute path of an output; InputError: there can be none."""
-  refuse_url(out)
   path = None
   # A loop of links is an OSError, or a RuntimeError of older Pythons.
   with contextlib.suppress(OSError, RuntimeError):
     path = out.resolve()
-  if path is None or not path.name:
-    raise _no_place_error(out)
+  # `BucketOutput` takes URLs. A pathlib.Path of one would be a folder `s3:`.
+  if path is None or not path.name or is_url(str(out)):
+    raise InputError(f"{out} is not a place on a disk; choose another.")
   return path
 
 
-def _no_place_error(out: Path) -> InputError:
-  return InputError(
-    f"{out} is not a place on a disk; choose another. (Only a disk shows a"
-    " folder by one rename: copy it into a bucket from there.)"
-  )
-
-
-def _lock_folder(folder: Path, out: Path) -> int:
+def lock_folder(folder: Path, out: Path) -> int:
   """Makes a folder of mode 0700 and locks it; returns the open lock.
 
   The lock is held while the handle is open, and no longer than its process
   lives.
+
+  Args:
+    folder: the folder, whose parent exists.
+    out: the output that is made in it, for messages.
+
+  Raises:
+    InputError: another process holds it, or it is another user's.
   """
   while True:
     # In a shared folder somebody else may have made it first, and could read

@@ -1,8 +1,11 @@
 """Whether a run was finished before, so that there is nothing left to do."""
 
 import json
+from pathlib import Path
 
-from oneshot_dp.pipeline.ledger.delivery import find_heads
+from oneshot_dp.extract import places
+from oneshot_dp.pipeline.ledger.bucket_output import is_half_put
+from oneshot_dp.pipeline.ledger.delivery import RECEIPT_FILE, find_heads
 from oneshot_dp.pipeline.runs.plan import Plan
 
 
@@ -13,7 +16,7 @@ def is_finished(plan: Plan) -> bool:
   charges of these must be of a run with the same identity.
   """
   out = plan.request.out
-  if not out.is_dir():
+  if not _is_in_place(out, plan):
     return False
   # By bytes, not by names: the ledger knows the SHA-256 of the weights that it
   # released, so heads that were exchanged or edited are another run's.
@@ -34,3 +37,15 @@ def is_finished(plan: Plan) -> bool:
       if charge.identity.get(name) != value:
         return False
   return True
+
+
+def _is_in_place(out: Path, plan: Plan) -> bool:
+  """Whether something whole is at the place of the results."""
+  if not isinstance(out, places.Url):
+    return out.is_dir()
+  # Of a run that was killed the delivery puts the rest, or finds none.
+  if is_half_put(out, plan.ledger.path):
+    return False
+  # What is put last: of a run, results.json comes after all receipts.
+  last = RECEIPT_FILE if plan.eval_rows is None else "results.json"
+  return places.exists(out / last)

@@ -24,11 +24,10 @@ from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.rows import Rows
 from oneshot_dp.linear_dp.train import check_plan, cost
-from oneshot_dp.pipeline.heads.head_folder import SavedHead
+from oneshot_dp.pipeline.heads.head_folder import SavedHead, refuse_exposed
 from oneshot_dp.pipeline.heads.verify import earlier_head
 from oneshot_dp.pipeline.ledger.entries import ChargeRequest
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.ledger.staged_output import refuse_url
 from oneshot_dp.pipeline.public_start import read_start
 from oneshot_dp.pipeline.requests import TrainRequest
 from oneshot_dp.pipeline.runs.cache_roles import CacheRole, check_roles
@@ -47,6 +46,7 @@ from oneshot_dp.pipeline.runs.price import (
 )
 from oneshot_dp.pipeline.runs.resources import (
   check_memory_of_heads,
+  check_object_size,
   disk_room,
 )
 
@@ -120,7 +120,7 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
   """
   # Numbers come first: who mistypes one should not wait until rows are read.
   _check_numbers(request)
-  refuse_url(request.out)
+  _check_output(request)
   ledger = Ledger(request.ledger)
   source = NoiseSource(request.noise_seed)
   train = _open_training_cache(request)
@@ -137,6 +137,7 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
   mu_squared = cost(request.epsilons, request.delta, spent_mu_squared(parent))
   jobs = price_jobs(request, train.cache.info, source, mu_squared, parent)
   check_memory_of_heads(request, train, unlabeled)
+  check_object_size(request, train.cache.info)
 
   # Every training row is read once and checked; then all caches are compared
   # with one another and with the ledger, by content.
@@ -190,6 +191,12 @@ def _check_numbers(request: TrainRequest) -> None:
     raise InputError(
       f"--head {' '.join(request.heads)}: name one or more, each once."
     )
+
+
+def _check_output(request: TrainRequest) -> None:
+  """Refuses a place where what is NOT PRIVATE is not its owner's alone."""
+  if request.noise_seed is not None or request.baseline:
+    refuse_exposed(request.out)
 
 
 def _open_training_cache(request: TrainRequest) -> CacheRole:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract import places
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.memory import memory_needed
@@ -14,6 +15,8 @@ from oneshot_dp.pipeline.runs.price import Job
 
 # Bytes of the disk for a receipt, or for the tables and pictures of a run.
 _BYTES_BESIDE_WEIGHTS = 1 << 20
+_MOST_OBJECT_BYTES = 5 << 30
+"""As many as one PUT may have, see `object_store`."""
 
 
 def check_memory(what: str, needs: int, fix: str) -> None:
@@ -108,14 +111,32 @@ def check_memory_of_heads(
   )
 
 
+def check_object_size(request: TrainRequest, info: CacheInfo) -> None:
+  """Refuses a bucket for heads that no store takes as an object."""
+  # A head that is refused after the charge could never be shown.
+  needs = _bytes_of_head(request, info)
+  if isinstance(request.out, places.Url) and needs > _MOST_OBJECT_BYTES:
+    raise InputError(
+      f"{request.out}: a head of {info.feature_dim:,} x {info.num_classes:,}"
+      f" takes {needs / 2**30:.3g} GB, and a store takes"
+      f" {_MOST_OBJECT_BYTES >> 30} GB at once: choose a place on a disk."
+    )
+
+
 def disk_room(
   request: TrainRequest, info: CacheInfo, jobs: Sequence[Job]
 ) -> int:
-  """Computes the bytes that all files of the run take at most.
+  """Computes the bytes that all files of the run take at most."""
+  num_heads = len(jobs) * len(request.epsilons)
+  return (num_heads + 1) * _bytes_of_head(request, info)
 
-  Of each head: float32 weights and float64 estimates of them (24 bytes a
-  weight, with what a safetensors file adds), what else its kind saves, the
-  names of classes in receipt and card, and the text of these.
+
+def _bytes_of_head(request: TrainRequest, info: CacheInfo) -> int:
+  """Computes the bytes that the files of a head take at most.
+
+  Float32 weights and float64 estimates of them (24 bytes a weight, with what a
+  safetensors file adds), what else its kind saves, the names of classes in
+  receipt and card, and the text of these.
   """
   weights = 24 * (info.feature_dim + 1) * info.num_classes
   extra = max(
@@ -123,6 +144,4 @@ def disk_room(
     for head in request.heads
   )
   class_names = sum(len(name.encode()) for name in info.class_names)
-  of_each = weights + extra + 12 * class_names + _BYTES_BESIDE_WEIGHTS
-  num_heads = len(jobs) * len(request.epsilons)
-  return (num_heads + 1) * of_each
+  return weights + extra + 12 * class_names + _BYTES_BESIDE_WEIGHTS

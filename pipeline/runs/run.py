@@ -5,7 +5,8 @@
                     config.json, report.html, and heads/NAME/
 
 The charge is on the disk before noise is drawn, and the results are shown by
-one rename. What is written holds no time, and no number of private rows.
+one rename, or put into a bucket after the ledger's note. What is written holds
+no time, and no number of private rows.
 """
 
 import sys

@@ -80,7 +80,8 @@ class ObjectServer(http.server.ThreadingHTTPServer):
         return 200, _version(body), b""
       if method == "POST":  # of S3: some names at once
         keys = re.findall("<Key>(.*?)</Key>", body.decode())
-        self.objects = {k: v for k, v in self.objects.items() if k not in keys}
+        for key in keys:
+          self.objects.pop(key, None)
         gone = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
         return 200, [], f"<DeleteResult>{gone}</DeleteResult>".encode()
       if method == "DELETE":

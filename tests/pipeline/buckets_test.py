@@ -1,13 +1,25 @@
 """Heads, tables and vectors in buckets, as on a disk."""
 
+import hashlib
 import pathlib
+import signal
 
 import numpy as np
 import pytest
 
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract import places, storage
+from oneshot_dp.linear_dp import api
+from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.heads import head_folder
+from oneshot_dp.pipeline.heads.head_folder import read_head
+from oneshot_dp.pipeline.heads.verify import verify_head
+from oneshot_dp.pipeline.ledger.entries import spent
 from tests.extract import object_server
-from tests.pipeline.command_line import fails, succeeds
+from tests.pipeline.command_line import fails, start, succeeds
+from tests.pipeline.sample_heads import mu2_of
+from tests.sample_caches import DIM
 
 BUCKET = f"s3://{object_server.BUCKET}"
 HEAD = f"{BUCKET}/heads/2"
@@ -25,12 +37,18 @@ def trained(train_cache, tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture
-def bucket(trained, tmp_path, monkeypatch):
-  """A store that has the head; its objects."""
-  with object_server.served(monkeypatch, tmp_path) as server:
+def server(trained, tmp_path, monkeypatch):
+  """A store that has the head."""
+  with object_server.served(monkeypatch, tmp_path) as made:
     for path in (trained / "head").iterdir():
-      server.objects[f"heads/2/{path.name}"] = path.read_bytes()
-    yield server.objects
+      made.objects[f"heads/2/{path.name}"] = path.read_bytes()
+    yield made
+
+
+@pytest.fixture
+def bucket(server):
+  """The objects of the store."""
+  return server.objects
 
 
 def test_evaluate_scores_a_head_in_a_bucket_as_on_a_disk(
@@ -118,7 +136,9 @@ def test_import_reads_vectors_in_a_bucket(bucket, tmp_path, capsys):
     "export s3://data/none --to model",
     "import s3://data/none.npz --out s3://data/c",
     "train --cache s3://data/none --epsilon 1 --delta 1e-5 --out h",
-    "train --cache TRAIN --epsilon 1 --delta 1e-5 --out s3://data/h",
+    "train --cache TRAIN --epsilon 1 --delta 1e-5 --out s3://data/heads",
+    "train --cache TRAIN --epsilon 1 --delta 1e-5 --out h --from s3://data/n",
+    "export s3://data/heads/2 --to s3://data/heads",
     "train --cache TRAIN --epsilon 1 --delta 1e-5 --out h --start s3://data/s",
     "budget --ledger s3://data/ledger",
   ],
@@ -135,12 +155,278 @@ def test_what_is_not_in_a_bucket_is_named_with_both_slashes(
   assert _LOST_SLASH not in line
 
 
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-def test_output_in_a_bucket_is_refused_before_anything_is_read(
-  bucket, capsys, dry
+class TestTraining:
+  """`train` and `sweep` into a bucket, and what reads their results there."""
+
+  def test_train_writes_a_head_that_the_ledger_vouches_for(
+    self, bucket, place, capsys, ledger
+  ):
+    words = place(f"TRAIN --epsilon 2 --out {BUCKET}/mine")
+
+    said, _ = succeeds(capsys, *words)
+
+    assert said.startswith(f"{BUCKET}/mine: auto at epsilon = 2")
+    assert verify_head(places.Url(f"{BUCKET}/mine"), ledger).vouched
+    assert sorted(_names_in(bucket, "mine")) == [
+      "README.md",
+      "head.safetensors",
+      "receipt.json",
+      "releases.safetensors",
+    ]
+    before = dict(bucket)
+    again, _ = succeeds(capsys, *words)
+    assert again == f"{BUCKET}/mine is finished already: nothing to do\n"
+    assert bucket == before
+    assert len(ledger.entries()) == 1
+
+  def test_head_in_a_bucket_goes_on_from_one_there_for_the_difference(
+    self, bucket, place, capsys, ledger
+  ):
+    words = "TRAIN --head lamb --epsilon"
+    succeeds(capsys, *place(f"{words} 1 --out {BUCKET}/one"))
+
+    flags = f"--from {BUCKET}/one --out {BUCKET}/four"
+    succeeds(capsys, *place(f"{words} 4 {flags}"))
+
+    head = places.Url(f"{BUCKET}/four")
+    assert verify_head(head, ledger).vouched
+    first = read_head(places.Url(f"{BUCKET}/one"))
+    assert read_head(head).stated["went_on_from"] == first.stated["charge"]
+    off = spent(ledger.entries("clusters")) - mu2_of(4.0)
+    assert abs(off) <= mu2_of(4.0) / 10**9
+
+  def test_start_in_a_bucket_is_that_of_a_disk(
+    self, bucket, place, capsys, tmp_path
+  ):
+    vectors = {f"class {i}": np.eye(DIM)[i] for i in range(4)}
+    np.savez(tmp_path / "s.npz", **vectors)
+    content = (tmp_path / "s.npz").read_bytes()
+    bucket["starts/s.npz"] = content
+
+    flags = f"--start {BUCKET}/starts/s.npz --out {BUCKET}/mine"
+    succeeds(capsys, *place(f"TRAIN --epsilon 2 {flags}"))
+
+    stated = read_head(places.Url(f"{BUCKET}/mine")).stated
+    digest = hashlib.sha256(content).hexdigest()
+    assert stated["options"]["start_sha256"] == digest
+
+  @pytest.mark.slow
+  def test_sweep_writes_all_that_it_writes_on_a_disk(
+    self, bucket, place, capsys, ledger
+  ):
+    words = "SWEEP --epsilons 1 8 --head lamb --out"
+    succeeds(capsys, *place(f"{words} here"))
+
+    succeeds(capsys, *place(f"{words} {BUCKET}/there"))
+
+    here = pathlib.Path("here")
+    files = [path for path in here.rglob("*") if path.is_file()]
+    expected = sorted(str(path.relative_to(here)) for path in files)
+    assert sorted(_names_in(bucket, "there")) == expected
+    said, _ = succeeds(capsys, "inspect", f"{BUCKET}/there")
+    assert said.startswith(f"a run         {BUCKET}/there\n")
+    assert "2, each with a sound receipt" in said
+    head = f"{BUCKET}/there/heads/lamb-epsilon-8-draw-0"
+    said, _ = succeeds(capsys, "verify", head)
+    assert said.startswith("ok: verified")
+    said, _ = succeeds(capsys, "report", f"{BUCKET}/there")
+    assert said.strip() == f"{BUCKET}/there/report.html"
+
+  @pytest.mark.slow
+  def test_killed_before_its_last_object_is_not_said_to_be_finished(
+    self, bucket, place, capsys, ledger, monkeypatch
+  ):
+    words = place(f"SWEEP --epsilons 1 8 --head lamb --out {BUCKET}/s")
+    put = storage.write_if_absent
+
+    def stop_at_last(store, name, content):
+      if name == "results.json":
+        raise KeyboardInterrupt
+      return put(store, name, content)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(storage, "write_if_absent", stop_at_last)
+      fails(capsys, *words, status=130)
+    half = dict(bucket)
+    assert "s/results.json" not in half
+    said, _ = succeeds(capsys, *words)
+
+    assert said == f"{BUCKET}/s is finished\n"
+    assert half.items() <= bucket.items()
+    assert "s/results.json" in bucket
+    assert len(ledger.entries()) == 1
+
+  @pytest.mark.slow
+  def test_process_that_is_killed_while_it_puts_is_finished_by_the_same_command(
+    self, server, place, capsys, ledger
+  ):
+    words = place(f"TRAIN --epsilon 2 --head lamb --out {BUCKET}/mine")
+    puts = []
+
+    def kill_at_third_put(kind):
+      if kind != "PUT":
+        return None
+      puts.append(kind)
+      if len(puts) < 3:  # one tries whether it may
+        return None
+      process.kill()
+      return "reset"
+
+    server.fault = kill_at_third_put
+    process = start(words)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert _names_in(server.objects, "mine") == ["README.md"]
+    card = server.objects["mine/README.md"]
+    noted = ledger.heads()
+    server.fault = lambda kind: None
+
+    said, _ = succeeds(capsys, *words)
+
+    assert said == f"{BUCKET}/mine is finished\n"
+    assert server.objects["mine/README.md"] == card
+    assert verify_head(places.Url(f"{BUCKET}/mine"), ledger).vouched
+    assert ledger.heads() == noted
+    assert len(ledger.entries()) == 1
+
+  def test_killed_after_its_last_object_is_finished_and_leaves_nothing(
+    self, bucket, place, capsys, ledger, monkeypatch
+  ):
+    words = place(f"TRAIN --epsilon 2 --head lamb --out {BUCKET}/mine")
+    put = storage.write_if_absent
+
+    def stop_after_last(store, name, content):
+      existing = put(store, name, content)
+      if name == "receipt.json":
+        raise KeyboardInterrupt
+      return existing
+
+    with monkeypatch.context() as patch:
+      patch.setattr(storage, "write_if_absent", stop_after_last)
+      fails(capsys, *words, status=130)
+    before = dict(bucket)
+    said, _ = succeeds(capsys, *words)
+
+    assert said == f"{BUCKET}/mine is finished\n"
+    assert bucket == before
+    assert len(ledger.entries()) == 1
+    assert not list(ledger.path.parent.glob("*.unfinished"))
+
+  @pytest.mark.parametrize(
+    "words",
+    ["TRAIN --epsilon 2 --noise-seed 1", "SWEEP --epsilons 2 --baseline"],
+  )
+  def test_what_is_not_private_stays_on_disks(
+    self, bucket, place, capsys, ledger, words
+  ):
+    before = dict(bucket)
+
+    line = fails(capsys, *place(f"{words} --out {BUCKET}/mine"))
+
+    assert f"{BUCKET}/mine: what is NOT PRIVATE is written to a disk" in line
+    assert bucket == before
+    assert not ledger.path.exists()
+
+  def test_head_that_no_store_takes_is_refused_before_the_charge(
+    self, bucket, place, capsys, ledger, monkeypatch
+  ):
+    monkeypatch.setattr(
+      "oneshot_dp.pipeline.runs.resources._MOST_OBJECT_BYTES", 1000
+    )
+
+    words = place(f"TRAIN --epsilon 2 --out {BUCKET}/mine")
+
+    assert "choose a place on a disk" in fails(capsys, *words)
+    assert not ledger.path.exists()
+
+  def test_ledger_in_a_bucket_is_refused_with_the_reason(
+    self, bucket, place, capsys
+  ):
+    words = f"TRAIN --epsilon 2 --out {BUCKET}/h --ledger {BUCKET}/ledger"
+
+    line = fails(capsys, *place(words))
+
+    assert "a ledger needs a file system's locks" in line
+
+  @pytest.mark.parametrize("url", ["az://box/h", "https://example.org/h"])
+  def test_output_at_an_address_of_another_kind_is_refused_by_its_name(
+    self, bucket, place, capsys, ledger, url
+  ):
+    line = fails(capsys, *place(f"TRAIN --epsilon 2 --out {url}"))
+
+    assert line.startswith(f"{url} is an address that is not read here")
+    assert not ledger.path.exists()
+
+
+def _names_in(bucket, folder):
+  names = [name for name in bucket if name.startswith(f"{folder}/")]
+  return [name.removeprefix(f"{folder}/") for name in names]
+
+
+def test_inspect_says_what_a_head_in_a_bucket_is(bucket, trained, capsys):
+  here, _ = succeeds(capsys, "inspect", trained / "head")
+
+  there, _ = succeeds(capsys, "inspect", HEAD)
+
+  assert there.splitlines()[1:] == here.splitlines()[1:]
+  assert there.startswith(f"a head        {HEAD}\n")
+
+
+def test_export_writes_the_files_of_a_disk_into_a_bucket_once(
+  bucket, trained, tmp_path, capsys
 ):
-  words = "train --cache none --epsilon 1 --delta 1e-5 --out s3://data/h"
+  words = ["export", HEAD, "--ledger", trained / "ledger", "--to"]
+  succeeds(capsys, *words, tmp_path / "model")
 
-  line = fails(capsys, *words.split(), *dry)
+  succeeds(capsys, *words, f"{BUCKET}/model")
 
-  assert "s3://data/h is not a place on a disk" in line
+  names = [path.name for path in (tmp_path / "model").iterdir()]
+  assert sorted(_names_in(bucket, "model")) == sorted(names)
+  for name in names:
+    assert bucket[f"model/{name}"] == (tmp_path / "model" / name).read_bytes()
+  before = dict(bucket)
+  line = fails(capsys, *words, f"{BUCKET}/model")
+  assert f"{BUCKET}/model already exists" in line
+  assert bucket == before
+
+
+def test_export_that_a_bucket_refuses_says_so_in_one_line(
+  server, trained, capsys
+):
+  server.fault = lambda kind: 403 if kind == "PUT" else None
+  words = ["export", HEAD, "--ledger", trained / "ledger", "--to"]
+
+  line = fails(capsys, *words, f"{BUCKET}/model")
+
+  assert "lack the permission s3:PutObject" in line
+
+
+def test_save_head_writes_into_a_bucket_what_load_head_reads(bucket):
+  head = train_on_two_classes(NoiseSource())
+
+  head_folder.save_head(head, f"{BUCKET}/saved", dataset="pets")
+
+  again = head_folder.load_head(f"{BUCKET}/saved")
+  np.testing.assert_array_equal(again.head.kernel, head.head.kernel)
+
+
+def test_save_head_that_is_not_private_writes_nothing_into_a_bucket(bucket):
+  before = dict(bucket)
+  head = train_on_two_classes(NoiseSource(1))
+
+  with pytest.raises(InputError, match="NOT PRIVATE is written to a disk only"):
+    head_folder.save_head(head, f"{BUCKET}/seeded", dataset="pets")
+
+  assert bucket == before
+
+
+def train_on_two_classes(source):
+  return api.train_head(
+    np.repeat(np.eye(2), 500, axis=0),
+    np.arange(1000) // 500,
+    num_classes=2,
+    epsilon=2.0,
+    delta=1e-6,
+    head="lamb",
+    source=source,
+  )

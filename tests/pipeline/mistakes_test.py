@@ -43,7 +43,7 @@ TRAIN --cache photos -> photos is a folder of images: give a cache, which `ones
 TRAIN --cache good.npz -> good.npz is a file: give a cache, which `oneshot-dp ex
 TRAIN --cache https://x.org/c -> is an address that is not read here: download
 TRAIN --out head -> head already exists; choose another place.
-TRAIN --out gs://bucket/o -> is not a place on a disk; choose another.
+TRAIN --out az://bucket/o -> is an address that is not read here: download
 TRAIN --rows 80% -> give percentages in brackets, such as '[:80%]'
 TRAIN --noise-seed x -> --noise-seed 'x' is not an integer.
 TRAIN --from nowhere -> give a folder that `oneshot-dp train` wrote.

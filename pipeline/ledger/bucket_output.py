@@ -1,0 +1,243 @@
+"""An output at gs:// or s3://: made whole on a disk, then put into the bucket.
+
+A store has no rename that shows a folder at once. So nothing is put before all
+files are made, and the files that readers look for, receipts and results.json,
+are put last: without them there is no head and no run.
+
+The files of a run are kept beside its ledger until all of them are in the
+bucket. Whoever types the same command again names the same ledger, also in
+another container: what the ledger has noted is found there, and the rest of
+these very bytes is put.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract import storage
+from oneshot_dp.extract.files import disk_errors
+from oneshot_dp.extract.places import Url
+from oneshot_dp.pipeline.ledger.staged_output import StagedOutput, lock_folder
+
+_PUT_LAST = ("receipt.json", "results.json")
+"""Of a folder and of all its folders; what has one of these is complete."""
+_PROBE = ".oneshot-dp-write-test"
+"""An object that is put and removed, to see that this is permitted."""
+
+
+class BucketOutput:
+  """A folder in a bucket, and the folder on a disk where it is made before.
+
+  It is used as `StagedOutput` is.
+
+  *Formal guarantees*: before `publish` nothing of what was staged is in the
+  bucket. An object that is there is never written over: of two outputs with
+  one URL, the one that is second at the first object that differs puts no more.
+
+  Attributes:
+    path: the URL.
+    staging: where the files are written before; known once locked.
+  """
+
+  path: Url
+  staging: Path
+
+  def __init__(self, url: Url, ledger: Path | None = None):
+    """Names the place; nothing is touched before `lock`.
+
+    Args:
+      url: the folder.
+      ledger: the file of the ledger beside which files are kept that are not
+        all put; None keeps none.
+
+    Raises:
+      InputError: it is a URL of another kind.
+    """
+    self.path = url
+    self._ledger = ledger
+    self._store = storage.store_at(str(url))
+    self._lock_handle: int | None = None
+
+  def lock(self) -> None:
+    """Takes the place, or refuses, once it is sure that it can be written.
+
+    Raises:
+      InputError: another process of this machine writes it, something else is
+        there already, or the credentials do not allow to list, put and remove
+        objects.
+      RunError: the disk or the store refuses.
+    """
+    if self._ledger is None:
+      with disk_errors(tempfile.gettempdir()):
+        work_folder = Path(tempfile.mkdtemp(prefix="oneshot-dp-"))
+    else:
+      work_folder = work_folder_of(self.path, self._ledger)
+    self.staging = work_folder / "whole"
+    with disk_errors(work_folder):
+      work_folder.parent.mkdir(parents=True, exist_ok=True)
+      self._lock_handle = self._lock(work_folder)
+    try:
+      self._refuse_other_objects()
+      self._try_to_write()
+    except BaseException:
+      self.unlock()
+      raise
+
+  def publish(self) -> None:
+    """Puts all files, those last that make the output complete.
+
+    Raises:
+      RunError: the store refuses, or has another object of one name.
+    """
+    remedy = "remove what is there, and run the same command again."
+    if self._ledger is not None:
+      remedy = (
+        "the ledger has noted the results, and they are kept beside it: the"
+        " same command puts the rest."
+      )
+    for name in _in_order(_files_below(self.staging)):
+      content = (self.staging / name).read_bytes()
+      try:
+        existing = storage.write_if_absent(self._store, name, content)
+      except (InputError, RunError) as error:
+        raise RunError(f"{error} Not all was put: {remedy}") from error
+      except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(
+          f"interrupted; not all was put into {self.path}: {remedy}"
+        ) from error
+      if existing != content:
+        raise RunError(
+          f"{self._store.display_path(name)} was put by another meanwhile, and"
+          f" is left as it is. Once it is removed: {remedy}"
+        )
+    # A rename, which a kill cannot halve: of files that are partly removed the
+    # next run could not tell what the ledger has noted.
+    with disk_errors(self.staging):
+      self.staging.rename(self.staging.with_name("shown"))
+
+  def unlock(self) -> None:
+    """Gives the place back; what is not in the bucket is kept for a ledger."""
+    if self._lock_handle is None:
+      return
+    # With the lock still in hand, as in `StagedOutput`.
+    if self._ledger is None or not self.staging.exists():
+      shutil.rmtree(self.staging.parent, ignore_errors=True)
+    os.close(self._lock_handle)
+    self._lock_handle = None
+
+  def __enter__(self) -> Self:
+    self.lock()
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    self.unlock()
+
+  def _lock(self, work_folder: Path) -> int:
+    """Makes and locks the hidden folder; returns the open lock.
+
+    *Formal guarantees*: of two processes with one ledger one has the folder,
+    wherever the ledger's own locks hold.
+    """
+    handle = lock_folder(work_folder, self.path)
+    # Two machines may share the ledger's disk. There flock may hold on each
+    # alone, but SQLite's kind of lock holds between them, or it is no place for
+    # a ledger. Without it one could put what the other has noted nothing of.
+    try:
+      fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+      os.close(handle)
+      raise InputError(
+        f"another run is writing {self.path}; wait for it, or choose another"
+        " place."
+      ) from None
+    return handle
+
+  def _refuse_other_objects(self) -> None:
+    """Refuses a folder that has objects which a killed run did not put."""
+    for name, _ in storage.iterate_files(self._store):
+      if name != _PROBE and not self._has_staged(name):
+        raise InputError(
+          f"{self.path} already exists, as it has {name!a}; choose another"
+          " place."
+        )
+
+  def _has_staged(self, name: str) -> bool:
+    """Whether an object has the bytes of the staged file of its name."""
+    if name not in _files_below(self.staging):
+      return False
+    content = (self.staging / name).read_bytes()
+    return storage.read(self._store, name) == content
+
+  def _try_to_write(self) -> None:
+    """Puts an object as `publish` does, and removes it."""
+    # What the store refuses after the charge costs a budget until it is mended:
+    # so it is asked before.
+    storage.remove(self._store, [_PROBE])  # of a process that was killed
+    storage.write_if_absent(self._store, _PROBE, b"oneshot-dp\n")
+    storage.remove(self._store, [_PROBE])
+
+
+def output_at(
+  out: Path, ledger: Path | None = None
+) -> StagedOutput | BucketOutput:
+  """The output at a place on a disk or in a bucket.
+
+  Args:
+    out: the folder that is to be shown.
+    ledger: the file of the ledger that notes what is shown, so that a later
+      process goes on with what is staged; None if there is none.
+  """
+  if isinstance(out, Url):
+    return BucketOutput(out, ledger)
+  return StagedOutput(out, resumable=ledger is not None)
+
+
+def work_folder_of(url: Url, ledger: Path) -> Path:
+  """The hidden folder beside a ledger for what is to be shown at a URL."""
+  # By the ledger's name as well: what one has noted is to another what nobody
+  # has seen, and would be thrown away.
+  ledger = ledger.resolve()
+  digest = hashlib.sha256(str(url).encode()).hexdigest()[:16]
+  return ledger.with_name(f".{ledger.name}.{digest}.unfinished")
+
+
+def is_half_put(url: Url, ledger: Path) -> bool:
+  """Whether files of a run are kept that may not all be in the bucket yet."""
+  return (work_folder_of(url, ledger) / "whole").exists()
+
+
+def _files_below(folder: Path) -> list[str]:
+  """Names of all files below a folder, which may not exist."""
+  names = []
+  for path in folder.rglob("*"):
+    if path.is_file():
+      names.append(path.relative_to(folder).as_posix())
+  return names
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+  """Names in the order in which they are put: what completes is last.
+
+  >>> _in_order(["results.json", "heads/2/receipt.json", "heads/2/z", "a"])
+  ['a', 'heads/2/z', 'heads/2/receipt.json', 'results.json']
+  """
+
+  def rank(name: str) -> tuple[int, str]:
+    base = name.rpartition("/")[2]
+    if base in _PUT_LAST:
+      return 1 + _PUT_LAST.index(base), name
+    return 0, name
+
+  return sorted(names, key=rank)
