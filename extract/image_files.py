@@ -89,6 +89,14 @@ def reading_advice(suffixes: set[str]) -> str:
 def peak_bytes(image: bytes, max_pixels: int) -> int:
   """How much memory it takes to decode an image, by its header.
 
+  Args:
+    image: the bytes of an image file, of which only the header is read.
+    max_pixels: an image of more is refused.
+
+  Returns:
+    Bytes at the moment when most are in use, estimated by the number of pixels,
+    the format, and whether a JPEG is progressive.
+
   Raises:
     DecodeError: it is of another format, damaged, or has too many pixels.
   """

@@ -56,7 +56,19 @@ def decoded(
   """Decodes an image; its memory counts as taken until the body ends.
 
   What an image unfolds to is known from its header. Threads whose images would
-  take more than 1 GiB together wait for each other. See `decode_image`.
+  take more than 1 GiB together wait for each other.
+
+  Args:
+    image: see `decode_image`.
+    bit_depth: see `decode_image`.
+    max_pixels: see `decode_image`.
+
+  Yields:
+    The image, RGB and upright. Pixels that came as an array take no part in
+    the account of memory.
+
+  Raises:
+    DecodeError: see `decode_image`.
   """
   if isinstance(image, np.ndarray):
     yield DecodedImage(_rgb_of_pixels(image))

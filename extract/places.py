@@ -83,7 +83,13 @@ def as_place(place: str | os.PathLike) -> pathlib.Path:
 def exists(place: pathlib.Path) -> bool:
   """Whether there is a file; on a disk, whatever it is.
 
-  InputError: the store refuses. RunError: it does not answer.
+  Args:
+    place: a path, where a folder or a broken link counts as well; or a URL,
+      where only an object of this very name does.
+
+  Raises:
+    InputError: the store refuses.
+    RunError: it does not answer.
   """
   if not isinstance(place, Url):
     return os.path.lexists(place)
@@ -126,9 +132,20 @@ def read(place: str | os.PathLike, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def write_new(place: pathlib.Path, data: bytes) -> bool:
-  """Writes a file whole, unless there is one; returns whether it did.
+  """Writes a file whole, unless there is one.
 
-  On a disk it has mode 0600. RunError: disk or store fail.
+  Args:
+    place: a path or a URL. On a disk the file has mode 0600, and its folder is
+      made if it is missing.
+    data: its content.
+
+  Returns:
+    Whether it was written. In a store, a file that another writer put there at
+    the same time with the same content counts as written.
+
+  Raises:
+    InputError: a store refuses.
+    RunError: disk or store fail.
   """
   if not isinstance(place, Url):
     return files.write_once(place, data)

@@ -248,7 +248,10 @@ def write_if_absent(store: Store, name: str, data: bytes) -> bytes:
 
 
 def overwrite(store: Store, name: str, data: bytes) -> None:
-  """Writes an object whole, in place of one that may be there."""
+  """Writes an object whole, in place of one that may be there.
+
+  On a disk it does nothing: `places.replace` writes there, by a rename.
+  """
   if store.remote is not None:
     _put(store, store.remote, name, data, "overwrite")
 

@@ -308,6 +308,11 @@ def check_arrays(
 ) -> None:
   """Checks that arrays are exactly the parameters of a network.
 
+  Args:
+    network: a Flax module; see `parameters`.
+    arrays: by timm's names, in PyTorch's layout.
+    image_size: the side of its images in pixels, on which shapes may depend.
+
   Raises:
     ValueError: some are missing, unexpected or of another shape; the message
       names them all.

@@ -133,6 +133,10 @@ def apply_function(
   Args:
     network: a Flax module, or a function (params, normalized images) → [b, d].
     preprocessing: has mean and std.
+
+  Returns:
+    (params, uint8 images [b, s, s, 3]) → float32 embeddings [b, d], to be
+    jitted. For equal arguments it is the same function.
   """
   # The constants in float64 first: one rounding instead of four.
   mean = np.array(preprocessing.mean)

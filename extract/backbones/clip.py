@@ -23,7 +23,17 @@ _EPSILON = 1e-5
 
 
 def infer_network(arrays: Arrays, embedding: str | None) -> vit.ViT:
-  """Returns the network that a weights file belongs to; see `Family`."""
+  """Returns the network that a weights file belongs to; see `Family`.
+
+  Args:
+    arrays: by timm's names.
+    embedding: "projection" into the space that CLIP shares with texts, or a
+      layer that `vit` has; None is the default of `vit`.
+
+  Raises:
+    KeyError: an array of a ViT is missing, or the projection is.
+    ValueError: it is a ViT and no CLIP, or has no such embedding.
+  """
   if "norm_pre.weight" not in arrays:
     raise ValueError("there is no LayerNorm before the blocks, as CLIP has")
   # A ViT has no projection: it infers the rest, as if the class token were
@@ -48,7 +58,16 @@ def inferred_name(network: vit.ViT) -> str:
 
 
 def adapt_weights(network: vit.ViT, arrays: Arrays, image_size: int) -> Arrays:
-  """Returns the arrays that are read, with positions for the image size."""
+  """Returns the arrays that are read, with positions for the image size.
+
+  Args:
+    network: from `infer_network`.
+    arrays: by timm's names; the projection is left out where it is not read.
+    image_size: in pixels.
+
+  Raises:
+    ValueError: the image size is smaller than a patch.
+  """
   adapted = vit.adapt_weights(network, arrays, image_size)
   if network.embedding != "projection":
     adapted.pop("head.weight", None)

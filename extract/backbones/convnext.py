@@ -90,7 +90,17 @@ class Block(nn.Module):
 
 
 def infer_network(arrays: Arrays, embedding: str | None) -> ConvNeXt:
-  """Returns the network that a weights file belongs to; see `Family`."""
+  """Returns the network that a weights file belongs to; see `Family`.
+
+  Args:
+    arrays: by timm's names. Only the widths of the stages and the numbers of
+      their blocks are read.
+    embedding: not used: all networks of this family have one, "pooled".
+
+  Raises:
+    KeyError: a stage has no first block.
+    ValueError: there is no depthwise convolution.
+  """
   blocks = count_blocks(
     arrays, r"stages\.(\d+)\.blocks\.(\d+)\.conv_dw\.weight"
   )
@@ -110,6 +120,11 @@ def inferred_name(network: ConvNeXt) -> str:
 
 def adapt_weights(network: ConvNeXt, arrays: Arrays, image_size: int) -> Arrays:
   """Returns the arrays as they are: none depends on the image size.
+
+  Args:
+    network: from `infer_network`.
+    arrays: by timm's names.
+    image_size: in pixels.
 
   Raises:
     ValueError: nothing would be left of an image after the last stage.

@@ -57,6 +57,18 @@ class Family(Protocol):
     What depends on the weights alone is computed here, once: position
     embeddings are resized to `image_size`, kernels are standardized, constants
     are multiplied into them.
+
+    Args:
+      network: from `infer_network` of the same arrays.
+      arrays: the weights by timm's names, in PyTorch's layout; not changed.
+      image_size: the side of the images that are to be embedded, in pixels.
+
+    Returns:
+      Arrays by timm's names, in PyTorch's layout, in any floating-point dtype.
+
+    Raises:
+      KeyError: an array is missing.
+      ValueError: images of this size leave the network nothing to read.
     """
     ...
 

@@ -94,7 +94,23 @@ def _is_name_of(spec: BackboneSpec, inferred_name: str) -> bool:
 def read_without_classifier(
   path: pathlib.Path, family: Family, preprocessing: Preprocessing
 ) -> tuple[Arrays, str]:
-  """A file's arrays by timm's names, and the file's SHA-256."""
+  """Reads the arrays of a weights file, less those of the pretraining task.
+
+  Args:
+    path: an npz or safetensors.
+    family: whose classifier is left out.
+    preprocessing: how images are to be prepared, which must be Google's if the
+      file is.
+
+  Returns:
+    The arrays by timm's names, in PyTorch's layout, and the SHA-256 of the
+    file.
+
+  Raises:
+    InputError: the file cannot be read.
+    KeyError, ValueError: its arrays are named as Google's, and are not, or were
+      trained on images that were normalized otherwise.
+  """
   arrays, sha256 = read_tensors(path)
   if any("/" in name for name in arrays):  # Google's
     _check_normalization(arrays, preprocessing)

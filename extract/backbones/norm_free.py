@@ -155,7 +155,17 @@ class NormFree(nn.Module):
 
 
 def infer_network(arrays: Arrays, embedding: str | None) -> NormFree:
-  """Returns the network that a weights file belongs to; see `Family`."""
+  """Returns the network that a weights file belongs to; see `Family`.
+
+  Args:
+    arrays: by timm's names. A stem of several convolutions tells an NFNet
+      from an NF-ResNet.
+    embedding: not used: all networks of this family have one, "pooled".
+
+  Raises:
+    KeyError: an array is missing that all networks of this family have.
+    ValueError: channels are no whole number of groups.
+  """
   blocks = count_blocks(arrays, r"stages\.(\d+)\.(\d+)\.conv1\.gain")
   kind = "nf_resnet"
   root = "stem.conv.weight"
@@ -181,7 +191,17 @@ def inferred_name(network: NormFree) -> str:
 
 
 def adapt_weights(network: NormFree, arrays: Arrays, image_size: int) -> Arrays:
-  """Returns the arrays with standardized kernels and all constants in them."""
+  """Returns the arrays with standardized kernels and all constants in them.
+
+  Args:
+    network: from `infer_network`.
+    arrays: by timm's names, with the gains of standardized kernels.
+    image_size: not used: convolutions take any.
+
+  Returns:
+    Arrays by the same names, less the gains: standardized kernels have these,
+    and the scales of activations and branches, multiplied in.
+  """
   adapted = {}
   for name, array in arrays.items():
     module, _, leaf = name.rpartition(".")

@@ -115,7 +115,12 @@ class WideResNet(nn.Module):
 
 
 def block_stride(stage: int, index: int) -> int:
-  """2 in the first block of all stages but the first, which is not reduced."""
+  """2 in the first block of all stages but the first, which is not reduced.
+
+  Args:
+    stage: from 0.
+    index: of the block in its stage, from 0.
+  """
   if stage > 0 and index == 0:
     return 2
   return 1
@@ -225,7 +230,16 @@ class GroupNorm(nn.Module):
 
 
 def infer_network(arrays: Arrays, embedding: str | None) -> BiT | WideResNet:
-  """Returns the network that a weights file belongs to; see `Family`."""
+  """Returns the network that a weights file belongs to; see `Family`.
+
+  Args:
+    arrays: by timm's names. Blocks of three convolutions are a BiT's, blocks
+      of two a WideResNet's.
+    embedding: not used: all networks of this family have one, "pooled".
+
+  Raises:
+    KeyError: an array is missing that all networks of this family have.
+  """
   blocks = count_blocks(arrays, r"stages\.(\d+)\.blocks\.(\d+)\.conv1\.weight")
   root_channels = len(arrays["stem.conv.weight"])
   first_channels = len(arrays["stages.0.blocks.0.conv1.weight"])
@@ -250,6 +264,12 @@ def adapt_weights(
 
   BiT's epsilon is that of its own code; timm adds 1e-8, a hundred thousandth of
   the variance. The floor of a WRN's is that of jax_privacy.
+
+  Args:
+    network: from `infer_network`.
+    arrays: by timm's names; those of a WideResNet have gains, which the result
+      has not.
+    image_size: not used: convolutions take any.
   """
   adapted = {}
   for name, array in arrays.items():

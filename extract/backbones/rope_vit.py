@@ -152,7 +152,16 @@ def rotation_of_grid(grid: int, dim: int, unrotated: int) -> Rotation:
 
 
 def rotated(x: Array, rotation: Rotation, heads: int) -> Array:
-  """Rotates queries or keys [b, t, width], each head alike, in float32."""
+  """Rotates queries or keys [b, t, width], each head alike, in float32.
+
+  Args:
+    x: of all heads side by side, [b, t, heads · dim].
+    rotation: sines and cosines of the angles of the t tokens, each [t, dim].
+    heads: how many there are.
+
+  Returns:
+    [b, t, width] in the dtype of x.
+  """
   sine, cosine = rotation
   by_head = x.astype(jnp.float32).reshape(*x.shape[:2], heads, -1)
   first, second = jnp.split(by_head, 2, axis=-1)
@@ -163,7 +172,18 @@ def rotated(x: Array, rotation: Rotation, heads: int) -> Array:
 
 
 def infer_network(arrays: Arrays, embedding: str | None) -> RopeViT:
-  """Returns the network that a weights file belongs to; see `Family`."""
+  """Returns the network that a weights file belongs to; see `Family`.
+
+  Args:
+    arrays: by timm's names.
+    embedding: "cls", the class token, or "mean", of the patches; None is the
+      class token.
+
+  Raises:
+    KeyError: an array is missing that all networks of this family have.
+    ValueError: there are position embeddings, as in other ViTs; or it has no
+      such embedding.
+  """
   width, _, patch, _ = arrays["patch_embed.proj.weight"].shape
   # Everything else of a DINOv3 is in other ViTs, too.
   if "pos_embed" in arrays:
@@ -197,6 +217,11 @@ def inferred_name(network: RopeViT) -> str:
 
 def adapt_weights(network: RopeViT, arrays: Arrays, image_size: int) -> Arrays:
   """Returns the arrays as they are: none depends on the image size.
+
+  Args:
+    network: from `infer_network`.
+    arrays: by timm's names.
+    image_size: in pixels.
 
   Raises:
     ValueError: the image size is smaller than a patch.

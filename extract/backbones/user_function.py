@@ -52,6 +52,14 @@ def check_function(
   would move the rows of others, and no guarantee would hold. One try shows
   whether the first embedding changes with its neighbor.
 
+  Args:
+    apply: (params, uint8 images [b, s, s, 3]) → [b, d], which is jitted here.
+    params: what it takes first.
+    preprocessing: has the side s of the images.
+
+  Returns:
+    The dimension of the embeddings.
+
   Raises:
     ValueError: the embeddings are not [b, d], or depend on other images.
     Exception: whatever the function raises.

@@ -89,6 +89,7 @@ class _ObservedSums(PrivateSums):
     public: tuple[Any, ...] = (),
     cache: bool = True,
   ) -> tuple[Float64[np.ndarray, "q p"], float]:
+    """Releases a noisy sum as `PrivateSums.release` does, and notes it."""
     value, noise_multiplier = super().release(
       name, rows, statistic, mu_squared=mu_squared, public=public, cache=cache
     )
@@ -105,8 +106,13 @@ def sample_canaries(
 ) -> tuple[CanaryRows, Coins]:
   """Tosses the coins, and makes the rows that the head is trained on.
 
+  Args:
+    canaries: which there are, and perhaps the real rows among which they lie.
+    head: the kind of head, which decides how rows are prepared.
+
   Returns:
-    The rows, of which none was read yet, and the coins [m].
+    The rows, of which none was read yet, and the coins [m]: whether each
+    canary is there.
   """
   # Coins have to be fair, and independent of the noise; they need not be
   # secret.
@@ -132,9 +138,16 @@ def observe_training(rows: CanaryRows, claim: Claim) -> list[ObservedRelease]:
   Formal guarantees: those of `train`, whatever the coins, with n the number of
   real rows and canaries. Of real rows it is to be charged before.
 
-  The head has no public rows to teach on (`--unlabeled`): the release that
-  chooses between teacher and student, `self_training.choose_head`, is not
-  attacked.
+  Args:
+    rows: from `sample_canaries`, for the same kind of head.
+    claim: the head, and the (ε, δ) that its noise is drawn for.
+
+  Returns:
+    The releases in the order in which they were made, each with what every
+    canary would add to it.
+
+  Raises:
+    InputError: (ε, δ) is not a guarantee, or something is wrong with a row.
   """
   # The code under attack is the product's own: the head's function, its rows,
   # and the mechanism, which is only watched.

@@ -220,6 +220,14 @@ def make_probes(added: Contribution, basis: Basis | None) -> Probes | None:
   Gram–Schmidt, by QR: of the rows of the directions, which `basis` is, and then
   of the left factors of the canaries of each direction. Probes depend on what
   canaries add, and so on earlier releases, but not on the noise of this one.
+
+  Args:
+    added: what each of the m canaries adds to the release.
+    basis: of the rows of the directions; None if they have no room.
+
+  Returns:
+    Probes of the shape of the release; None without a basis, or where left
+    factors have fewer numbers than there are canaries of one direction.
   """
   # Orthogonal twice over: canaries of different directions by their rows, those
   # of one direction by their left factors.
@@ -358,7 +366,11 @@ class CanaryRows(Rows):
   def contribution(
     self, statistic: RowStatistic, public: tuple[Any, ...]
   ) -> Contribution:
-    """What each canary adds to a sum, by the code that adds it up."""
+    """What each canary adds to a sum, by the code that adds it up.
+
+    In a sum of counts with real rows, a canary's row is taken to be 0: no score
+    can tell its part from that of a real row.
+    """
     if statistic is class_sums:  # whose classes its own kernel knows
       public = (np.arange(self.data.num_classes),)
 

@@ -71,10 +71,20 @@ def audit_synthetic(
 ) -> tuple[Bounds, list[str]]:
   """Attacks heads that are trained on canaries alone.
 
-  No private row is read, and nothing is charged.
+  No private row is read, and nothing is charged. Each run is announced on
+  standard error.
+
+  Args:
+    claim: what is attacked.
+    canaries: without real rows, such as `synthetic_canaries` gives.
+    runs: how many heads are trained, with new coins and new noise for each.
 
   Returns:
-    The bounds of all runs together, and faults that were found in the noise.
+    The bounds of all runs together, and faults that were found in the noise,
+    in words, each once.
+
+  Raises:
+    InputError: the claim is not a privacy guarantee.
   """
   scores = []
   blind_scores = []
@@ -107,6 +117,14 @@ def bounds_among_real_rows(
 
   Scores look where real rows are zeros, so they are post-processing of what
   was charged.
+
+  Args:
+    observed: the releases of the run.
+    coins: whether each canary was there, [m].
+    delta: at which ε is bounded.
+
+  Returns:
+    The bounds; public, like the releases that they follow from.
   """
   return bounds_from_scores(
     score_canaries(observed, coins.astype(np.float64)),

@@ -103,6 +103,14 @@ def charts_of(rows: Sequence[HeadRow], test: EvaluationSet) -> list[str]:
   """Draws the same as SVG elements, one for a desk and one for a phone.
 
   Each is as wide as it is shown, so that its letters have the page's size.
+
+  Args:
+    rows: the heads of the run.
+    test: what they were scored on.
+
+  Returns:
+    SVG elements to be put into an HTML page, the wide one first. They have
+    classes and variables for colors in place of styles of their own.
   """
   label = html.escape(f"Top-1 accuracy: {_in_words(rows)}.")
   charts = []

@@ -86,6 +86,11 @@ def head_name(head: str, epsilon: float, draw: int) -> str:
 
   >>> head_name("auto", 0.5, 0), head_name("lamb", math.inf, 0)
   ('auto-epsilon-0.5-draw-0', 'lamb-baseline-NOT-PRIVATE')
+
+  Args:
+    head: the kind of head.
+    epsilon: of the head; infinity without noise.
+    draw: which of several heads of one kind and ε, from 0.
   """
   if math.isinf(epsilon):
     return f"{head}-baseline-{NOT_PRIVATE.replace(' ', '-')}"
@@ -149,7 +154,14 @@ def as_json(value: Mapping[str, Any]) -> bytes:
 def group_draws(
   rows: Iterable[HeadRow],
 ) -> dict[tuple[str, float], list[HeadRow]]:
-  """Collects the draws of each kind of head and ε, in order of appearance."""
+  """Collects the draws of each kind of head and ε, in order of appearance.
+
+  Args:
+    rows: the heads of a run.
+
+  Returns:
+    (kind of head, ε) → its draws. A baseline has the ε infinity.
+  """
   groups: dict[tuple[str, float], list[HeadRow]] = {}
   for row in rows:
     groups.setdefault((row.head, row.epsilon), []).append(row)

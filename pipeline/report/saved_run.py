@@ -106,6 +106,13 @@ class Results(NamedTuple):
 def read_run(directory: Path) -> Run:
   """Reads what `train` or `sweep` wrote with --out.
 
+  Args:
+    directory: of a run, or of a single head; a path or a URL.
+
+  Returns:
+    What it holds, checked: every head has the digests that its receipt states,
+    and results.json says nothing else of it than the receipt.
+
   Raises:
     InputError: the directory is of neither, or something in it is damaged.
   """
@@ -152,6 +159,16 @@ def _single_head(directory: Path) -> Run:
 
 def parse_results(file: Path, text: bytes) -> Results:
   """Parses results.json.
+
+  What is odd is refused before a page is made of it: the file may come from
+  anywhere.
+
+  Args:
+    file: its path, for messages.
+    text: its content.
+
+  Returns:
+    The heads, what a page shows of the run, and all the rest as it was written.
 
   Raises:
     InputError: it is damaged, or a number in it is NaN, infinite or out of
