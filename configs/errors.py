@@ -100,6 +100,10 @@ def check_num_classes(num_classes: int, place: str) -> None:
   """Raises InputError for more classes than anybody has.
 
   It is called before memory is allocated for them.
+
+  Args:
+    num_classes: K, as it was stated or counted.
+    place: what makes so many, for the message.
   """
   if num_classes > _MAX_CLASSES:
     raise InputError(

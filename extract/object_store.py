@@ -76,7 +76,20 @@ class Remote:
   def names_after(self, after: str, error: Exception) -> list[str]:
     """Names in the folder after one, by Arrow's client, which lists all.
 
-    InputError: Arrow's cannot either; it says what obstore's `error` is.
+    It is slow, and holds the whole listing in memory: it is for folders with a
+    name that obstore does not take.
+
+    Args:
+      after: a name; those that sort behind it by code point are wanted, "" for
+        all.
+      error: what obstore raised, to be told if Arrow's client fails as well.
+
+    Returns:
+      Sorted names, relative to the folder; those of folders are left out.
+
+    Raises:
+      InputError: Arrow's client cannot list it either, as none at gs://; names
+        the cause.
     """
     # It knows no entity tags, and holds the whole listing in memory: so it is
     # asked where there is no other way.

@@ -78,12 +78,7 @@ class SumCache:
     return len(self._sums)
 
   def get(self, key: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
-    """Returns the sum of this key, computed at the first call.
-
-    Args:
-      key: from `digest_of`: which function of the rows the sum is.
-      compute: makes this host's exact sum, int64; not called again for the key.
-    """
+    """Returns the sum of this key, computed at the first call."""
     if key not in self._sums:
       self._sums[key] = compute()
     return self._sums[key]

@@ -159,6 +159,13 @@ def images_program(backbone: Backbone, head: LinearHead) -> bytes:
   For CPU, CUDA and TPU, and any b; weights and normalization are in it. Logits
   are less the largest bias. `jax.export.deserialize(bytearray(…)).call(images)`
   runs it.
+
+  Args:
+    backbone: a loaded backbone, whose images have s pixels on a side.
+    head: a head that was trained on its embeddings.
+
+  Returns:
+    The serialized program, which names no file of this machine.
   """
   params = jax.tree.map(jnp.asarray, backbone.params)
   ranking = head.ranking()

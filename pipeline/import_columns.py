@@ -44,7 +44,15 @@ class Columns(NamedTuple):
 
 
 def candidates(asked: str | None, usual: str) -> tuple[str, ...]:
-  """What a column may be called: as a flag says, or as usual."""
+  """What a column may be called: as a flag says, or as usual.
+
+  Args:
+    asked: the name that a person gave; None if nobody did.
+    usual: the singular, "label"; its plural is looked for as well.
+
+  Returns:
+    Names in the order in which they are looked for.
+  """
   if asked is not None:
     return (asked,)
   return (usual, f"{usual}s")
@@ -53,7 +61,23 @@ def candidates(asked: str | None, usual: str) -> tuple[str, ...]:
 def find_columns(
   file: VectorFile, request: ImportRequest, split: str
 ) -> Columns:
-  """Finds the wanted columns by their names; InputError: one is missing."""
+  """Finds the wanted columns by their names.
+
+  All have the prefix `SPLIT_`, or none has. Columns that may say whose a row is
+  and are not used are refused or warned of.
+
+  Args:
+    file: one of the files that are imported.
+    request: has the names that a person gave.
+    split: the split, of which columns may have the prefix.
+
+  Returns:
+    The names in this file; None for ids and units that it does not have.
+
+  Raises:
+    InputError: a column is missing; or there is a unit_id, and no name for
+      what a unit is.
+  """
   # One prefix for all columns: embeddings of train_ with labels of test_ would
   # have as many rows, perhaps, and mean nothing.
   embedding_names = candidates(request.embedding, "embedding")
@@ -142,7 +166,16 @@ def _warn_of_unused_columns(
 
 
 def whole_numbers(path: str, name: str, values: np.ndarray) -> np.ndarray:
-  """Values of a column as int64; InputError: they are not whole numbers."""
+  """Returns the values of a column as int64.
+
+  Args:
+    path: of the file, for the message.
+    name: of the column, for the message.
+    values: [n] of any dtype.
+
+  Raises:
+    InputError: they are not whole numbers [n], or do not fit into int64.
+  """
   is_whole = values.dtype.kind in "iu" and values.ndim == 1
   if not is_whole or (values > np.iinfo(np.int64).max).any():
     raise InputError(

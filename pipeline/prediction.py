@@ -258,6 +258,11 @@ def write_table(out: Path, table: str, *, overwrite: bool = False) -> None:
 
   It is as private as the images.
 
+  Args:
+    out: a path or a URL.
+    table: the text of the file, CSV.
+    overwrite: whether a file that is there is replaced, or is an error.
+
   Raises:
     InputError: something is at `out`, and is not to be overwritten.
     RunError: the disk refuses.

@@ -104,6 +104,10 @@ def open_vector_file(file: File, root: str | None = None) -> VectorFile:
 def read_column(vectors: VectorFile, name: str) -> np.ndarray:
   """Reads all values of a column of numbers or strings, [n].
 
+  Args:
+    vectors: an open npz or Parquet file.
+    name: a key of its `shapes`.
+
   Raises:
     InputError: it is damaged, or has too many rows to be in memory.
   """

@@ -218,6 +218,7 @@ class _KeySample:
     self._parts = [np.empty(0, np.uint64)]
 
   def add(self, words: UInt64[np.ndarray, " n"]) -> None:
+    """Adds keys, which are kept until the next `trim`."""
     self._parts.append(words)
 
   def trim(self) -> UInt64[np.ndarray, " keys"]:

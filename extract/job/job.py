@@ -195,7 +195,16 @@ def _absolute_backbone(name: str) -> str:
 def cache_info(
   config: ExtractConfig, source: Source, backbone: Backbone
 ) -> CacheInfo:
-  """The metadata of the cache that a job will make; public."""
+  """The metadata of the cache that a job will make; public.
+
+  Args:
+    config: the request, which decides the precision and the size of shards.
+    source: the images, of which only the number and the classes count.
+    backbone: the network that reads them.
+
+  Returns:
+    All that is known before an image is read; shards are added at the end.
+  """
   # All of it is public, and known before an image is read: no count of private
   # rows is among these fields.
   views = None

@@ -168,7 +168,16 @@ def decode_header(data: bytes) -> Source:
 
 
 def encode_section(source: Source, rows: range) -> bytes:
-  """What is listed of some examples of a source."""
+  """What is listed of some examples of a source, as JSON; private.
+
+  Args:
+    source: all of it.
+    rows: the examples, by their indices: one shard's, one at least.
+
+  Returns:
+    What `decode_section` reads: labels, units, files and locations of these
+    examples alone.
+  """
   start = rows.start
   stop = rows.stop
   section: dict[str, Any] = {"labels": source.labels[start:stop].tolist()}

@@ -87,7 +87,12 @@ class _Launches:
     self._launched: set[str] = set()
 
   def put(self, run: str, job: Job) -> None:
-    """Forgets all others: in a launcher, they have ended."""
+    """Notes a launch, and forgets all others: in a launcher, they have ended.
+
+    Args:
+      run: the name of the launch, from `launch`.
+      job: what it makes.
+    """
     with self._lock:
       self._jobs = {run: job}
       self._stop_files = {}
@@ -98,7 +103,12 @@ class _Launches:
     return run in self._launched
 
   def job(self, run: str, load: Callable[[], Job]) -> Job:
-    """The job of a launch, loaded once however many threads ask for it."""
+    """The job of a launch, loaded once however many threads ask for it.
+
+    Args:
+      run: the name of the launch.
+      load: loads it; called by one thread, while the others wait.
+    """
     with self._lock:
       if run not in self._jobs:
         self._jobs[run] = load()
@@ -145,7 +155,16 @@ def _piece_name(run: str, number: int) -> str:
 
 
 def read_descriptions(out: str, run: str) -> list[Shard]:
-  """The shards of a launch; none if it was stopped before all were there."""
+  """The shards of a launch, as its workers described them.
+
+  Args:
+    out: the directory of the cache.
+    run: the name of the launch.
+
+  Returns:
+    One description for each shard; none if the launch was stopped before all
+    were there.
+  """
   data = _read(out, f"shards.{run}") or b"[]"
   return msgspec.json.decode(data, type=list[Shard])
 
@@ -190,7 +209,13 @@ def _naming_the_host(run: str) -> Iterator[None]:
 def put_descriptions(
   group: tuple[int, Iterable[bytes]], out: str, run: str
 ) -> None:
-  """Writes the descriptions of all shards for the launcher."""
+  """Writes the descriptions of all shards for the launcher.
+
+  Args:
+    group: the key that all descriptions share, and what `extract` yielded.
+    out: the directory of the cache.
+    run: the name of the launch.
+  """
   _, descriptions = group
   put(out, f"shards.{run}", b"[" + b",".join(sorted(descriptions)) + b"]")
 
@@ -263,7 +288,16 @@ def _read_section(out: str, run: str, section: Section) -> bytes:
 
 
 def put(out: str, name: str, data: bytes) -> None:
-  """Writes a file of the job, unless it exists."""
+  """Writes a file of the job, unless it exists.
+
+  Args:
+    out: the directory of the cache.
+    name: what follows "job." in its name.
+    data: its content, the same whichever worker comes first.
+
+  Raises:
+    InputError, RunError: see `storage.write_if_absent`.
+  """
   storage.write_if_absent(storage.store_at(out), f"job.{name}", data)
 
 

@@ -25,7 +25,20 @@ def resolve_choice(
   """The candidate that a flag asks for.
 
   Without the flag it is the only candidate, or the one that is called as the
-  flag is ("image" for --image). InputError: there is no such candidate.
+  flag is ("image" for --image).
+
+  Args:
+    place: where the data are, for messages.
+    flag: the flag, such as "--image", with its dashes.
+    asked: what a person gave for it; None or "" if nothing.
+    candidates: what the data have.
+
+  Returns:
+    One of the candidates.
+
+  Raises:
+    InputError: there is no candidate, or not the one that is asked for; or
+      there are several, and none of them was asked for.
   """
   if not candidates:
     raise InputError(f"{place!r} has nothing that can be its {flag}.")
@@ -189,6 +202,12 @@ def class_labels(
 
   `datasets` notes them in the metadata of a file's schema; files that something
   else wrote have none.
+
+  Args:
+    metadata: of an Arrow schema; None if it has none.
+
+  Returns:
+    Column → names of label 0, 1, …; empty where the note is missing or damaged.
   """
   classes: dict[str, tuple[str, ...]] = {}
   try:

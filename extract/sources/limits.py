@@ -26,7 +26,12 @@ MAX_ARRAY_BYTES = 1 << 30
 
 
 def check_rows(path: str, rows: int) -> None:
-  """Raises InputError where a file states more rows than a file may have."""
+  """Raises InputError where a file states more rows than a file may have.
+
+  Args:
+    path: of the file, for the message.
+    rows: how many it states, before any of them is read.
+  """
   if not 0 <= rows <= MAX_ROWS:
     raise InputError(
       f"{path!r} states {rows:,} rows, and a file may have {MAX_ROWS:,}: write"
@@ -35,7 +40,14 @@ def check_rows(path: str, rows: int) -> None:
 
 
 def check_bytes(path: str, what: str, size: int, most: int) -> None:
-  """Raises InputError where a part of a file unfolds to too many bytes."""
+  """Raises InputError where a part of a file unfolds to too many bytes.
+
+  Args:
+    path: of the file, for the message.
+    what: the part, for the message ("column 'label'").
+    size: bytes that it states for the part, before it is unfolded.
+    most: how many are allowed.
+  """
   if not 0 <= size <= most:
     raise InputError(
       f"{path!r}: {what} unfolds to {size:,} bytes, and may have {most:,}: make"
@@ -59,7 +71,13 @@ class ByteCache(Generic[_T]):
     self._bytes = 0
 
   def get(self, key: Hashable, read: Callable[[], _T]) -> _T:
-    """The value of a key, which one thread reads while the others wait."""
+    """The value of a key, which one thread reads while the others wait.
+
+    Args:
+      key: what is asked for, such as a file and the name of an array in it.
+      read: makes the value; not called while the value is kept. An error of it
+        is raised here, and nothing is kept.
+    """
     with self._lock:
       if key not in self._values:
         value = read()

@@ -51,6 +51,14 @@ def folders_in(folder: str, files: FileTable) -> list[str]:
 
   (A store has no empty folders. One whose only keys are odd, and passed over,
   is a folder of it all the same.)
+
+  Args:
+    folder: a path or a URL.
+    files: of `files_in(folder)`.
+
+  Raises:
+    InputError, RunError: a store refuses, or does not answer.
+    OSError: a folder on a disk cannot be read.
   """
   names = {path.partition("/")[0] for path in files.paths() if "/" in path}
   if storage.is_url(folder):
@@ -69,7 +77,12 @@ def join_folder(folder: str, file: File) -> File:
 
 
 def refuse_broken(folder: str, files: FileTable) -> None:
-  """Raises InputError that names what was listed but cannot be read."""
+  """Raises InputError that names what was listed but cannot be read.
+
+  Args:
+    folder: for the message.
+    files: of `files_in(folder)`; those of -1 bytes are broken.
+  """
   broken = list(files.select(files.sizes < 0).paths())
   if broken:
     raise InputError(
@@ -89,6 +102,14 @@ def file_at(path: str) -> File:
 
 def read(file: File, start: int = 0, size: int | None = None) -> bytes:
   """Reads a file, or `size` bytes of it.
+
+  Args:
+    file: as it was listed, by its whole path.
+    start: the first byte, counted from 0.
+    size: how many bytes; None is as many as the file had when it was listed.
+
+  Returns:
+    Exactly so many bytes, of the very file that was listed.
 
   Raises:
     InputError: it has more bytes than any image has.
@@ -154,7 +175,12 @@ def readable_as(path: str, kind: str) -> Iterator[None]:
 def reopened(file: File, kind: str) -> Iterator[BinaryIO]:
   """Opens a listed file while a job reads, as `opened` does.
 
-  RunError: whatever is wrong now, as the file was sound when it was listed.
+  Args:
+    file: as it was listed.
+    kind: what it should be, for messages.
+
+  Raises:
+    RunError: whatever is wrong now, as the file was sound when it was listed.
   """
   try:
     with opened(file, kind) as content:

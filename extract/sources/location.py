@@ -273,7 +273,17 @@ def resolve_split(
 ) -> tuple[str, list[str]]:
   """The split that is asked for, or the only one, and its files.
 
-  InputError: there is no such split, or its files lie in several places.
+  Args:
+    place: where the data are, for messages.
+    asked: the name of a split; None for the only one.
+    by_split: the paths of the files of each split.
+
+  Returns:
+    The name of the split, and the paths of its files, as given.
+
+  Raises:
+    InputError: there is no such split, or its files lie in several places,
+      which may hold the same images.
   """
   split = resolve_choice(place, "--split", asked, sorted(by_split))
   # Copies of a split in several folders, such as one for each size of shard,

@@ -33,7 +33,17 @@ _arrays: ByteCache[np.ndarray] = ByteCache(MAX_ARRAY_BYTES, lambda a: a.nbytes)
 def read_row(file: File, name: str, row: int, _: int = 0) -> np.ndarray:
   """Pixels of an image, of an array that stays in memory.
 
-  RunError: the file is not what was listed.
+  Args:
+    file: as it was listed.
+    name: of the array of images.
+    row: the index of the image.
+    _: not used; other formats need two numbers to find an image.
+
+  Returns:
+    uint8 [h, w, 1 or 3], a view of the array: it must not be changed.
+
+  Raises:
+    RunError: the file is not what was listed.
   """
 
   def read() -> np.ndarray:
@@ -44,7 +54,21 @@ def read_row(file: File, name: str, row: int, _: int = 0) -> np.ndarray:
 
 
 def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
-  """The images of an npz; InputError: an array is not as it should be."""
+  """The images of an npz, with their labels and owners.
+
+  Args:
+    config: names the split and the arrays, where they are not called as usual.
+    file: as it was listed.
+    labeled: whether labels are wanted; without them, neither split nor names of
+      classes are looked for.
+
+  Returns:
+    The rows. Their images stay in memory, for the first job that reads them.
+
+  Raises:
+    MissingFlagError: there is a unit_id, and no flag says what a unit is.
+    InputError: an array is missing, or is not as it should be.
+  """
   # Labels and owners are read now, images too, as an npz cannot be read in
   # parts: all of an array or nothing.
   label_key = config.label or "label"
@@ -117,7 +141,16 @@ class Npz:
     return splits
 
   def array(self, name: str, max_bytes: int) -> np.ndarray:
-    """An array of at most so many bytes; InputError: there is none."""
+    """An array of at most so many bytes.
+
+    Args:
+      name: of the array.
+      max_bytes: more are refused by the header, before they are unpacked.
+
+    Raises:
+      InputError: there is none of this name, or it is larger.
+      ValueError: it is damaged, or has Python objects, which run code.
+    """
     if name not in self.names:
       present = format_names(self.names) or "none at all"
       raise InputError(f"{self._path!r} has no array {name!r}: has {present}.")
@@ -135,7 +168,17 @@ class Npz:
   def column(
     self, name: str, kinds: str, rows: int | None = None
   ) -> list[int] | list[str]:
-    """The values of a list of `rows` integers or strings (dtype kinds)."""
+    """The values of a list of integers or strings, one for each row.
+
+    Args:
+      name: of the array.
+      kinds: letters of NumPy's kinds of dtypes that are accepted: "i" and "u"
+        are integers, "U" strings.
+      rows: how many values there must be; None for any number.
+
+    Raises:
+      InputError: it is missing, too large, of another dtype, shape or length.
+    """
     values = self.array(name, MAX_COLUMN_BYTES)
     if values.dtype.kind not in kinds or values.ndim != 1:
       raise InputError(

@@ -274,7 +274,16 @@ def open_unlabeled(paths: Sequence[str]) -> Source:
 def images_of(files: Sequence[File], image: str | None = None) -> Source:
   """The images of files that were listed, without labels.
 
-  `image` is the column or array that has them, where a file has several.
+  Args:
+    files: as they were listed, by their whole paths.
+    image: the column or array that has the images, where a file has several;
+      None for the only one.
+
+  Returns:
+    A source whose labels are all 0, of one class that stands for none.
+
+  Raises:
+    InputError: a file is damaged, or has no images, or several columns of them.
   """
   config = SourceConfig(location=(".",), image=image)
   all_rows: list[FileRows] = []

@@ -105,7 +105,16 @@ class Source:
   def locations_of(
     self, start: int, stop: int
   ) -> Int64[np.ndarray, " count 3"]:
-    """`locations` of examples by their places in the arrays, start to stop."""
+    """`locations` of examples by their places in the arrays, start to stop.
+
+    Args:
+      start: the first place, from 0.
+      stop: behind the last; places that the source does not have are left out.
+
+    Returns:
+      [count, 3]. Where example i is all of file i, they are that file's number,
+      0 and its size, so that both kinds of sources can be read alike.
+    """
     if self.locations is not None:
       return self.locations[start:stop]
     numbers = np.arange(start, min(stop, len(self)))

@@ -46,7 +46,21 @@ _Sample = dict[str, Member]
 
 
 def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
-  """The samples of a tar; InputError: it is damaged, or a sample is."""
+  """The samples of a tar, with their labels and owners.
+
+  Args:
+    config: names the members of a sample that have the image, the label (or a
+      field of its json) and the owner, where that is not clear.
+    file: as it was listed.
+    labeled: whether labels are wanted.
+
+  Returns:
+    The rows. The location of an image is its first byte in the tar and its
+    size in bytes, so that a worker reads it without a look at the headers.
+
+  Raises:
+    InputError: the tar is damaged, or a sample is, or has not one image.
+  """
   labels: list[Any] = []
   units: list[Any] = []
   with listed_files.opened(file, "tar") as content:

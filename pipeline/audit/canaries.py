@@ -366,11 +366,7 @@ class CanaryRows(Rows):
   def contribution(
     self, statistic: RowStatistic, public: tuple[Any, ...]
   ) -> Contribution:
-    """What each canary adds to a sum, by the code that adds it up.
-
-    In a sum of counts with real rows, a canary's row is taken to be 0: no score
-    can tell its part from that of a real row.
-    """
+    """What each canary adds to a sum, by the code that adds it up."""
     if statistic is class_sums:  # whose classes its own kernel knows
       public = (np.arange(self.data.num_classes),)
 

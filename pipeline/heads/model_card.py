@@ -75,8 +75,18 @@ def right_guesses(epsilon: float, delta: float) -> float:
 
       (e^ε + δ) / (e^ε + 1)
 
+  Somebody who guesses whether a row was there is right in no larger share of
+  cases, whatever else is known.
+
   >>> round(right_guesses(1.0, 0.0), 3), right_guesses(0.0, 0.0)
   (0.731, 0.5)
+
+  Args:
+    epsilon: ε, 0 or more; any size.
+    delta: δ, from 0 to 1.
+
+  Returns:
+    A share from one half to 1.
 
   Source: Kairouz, Oh & Viswanath, "The Composition Theorem for Differential
   Privacy", ICML 2015, theorem 2.1.

@@ -22,6 +22,13 @@ def check_requests(
 ) -> None:
   """Checks all requests of one command, with one another and with the ledger.
 
+  It writes nothing, and is to be called within the transaction that charges.
+
+  Args:
+    ledger: all entries at one moment.
+    requests: the charges and the keys of the rows of each data set; without
+      charges, only the name of the rows is checked.
+
   Raises:
     InputError: rows that are charged under another name; a head to continue
       from that was not charged here; charges of one data set for two units; or
@@ -59,7 +66,18 @@ class KnownKeys(NamedTuple):
 def shared_with_datasets(
   ledger: Transaction, keys: Keys
 ) -> dict[str, KnownKeys]:
-  """Data set → how many of these rows, and units, are known as its own."""
+  """Data set → how many of these rows, and units, are known as its own.
+
+  For the holder of the rows: the counts are PRIVATE.
+
+  Args:
+    ledger: all entries at one moment, with their keys.
+    keys: of the rows that are looked for.
+
+  Returns:
+    Counts by the name of each data set that has at least one row or unit in
+    common. A unit's number means something within one data set only.
+  """
   shared = {}
   for dataset in dict.fromkeys(row.dataset for row in ledger.select("rows")):
     theirs = {kind: ledger.read_keys(dataset, kind) for kind in keys}

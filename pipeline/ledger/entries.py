@@ -151,6 +151,15 @@ def count_shared(
   """How many rows (or units) two sets of keys have in common, at least.
 
   Different kinds of keys may find different copies; the largest count is taken.
+
+  Args:
+    one: keys of rows, sorted and without duplicates.
+    other: the same of other rows.
+    kinds: which kinds of keys are compared; those that one of the two lacks
+      are passed over.
+
+  Returns:
+    A count, PRIVATE. Copies of a row within one of the two count once.
   """
   # Not the sum over kinds: a row that two kinds of keys recognize is one row.
   most = 0
@@ -170,7 +179,14 @@ def spent(entries: Iterable[LedgerEntry]) -> Fraction:
 
 
 def cap_of(entries: Iterable[LedgerEntry]) -> Cap | None:
-  """The cap in force, given the entries of one data set, oldest first."""
+  """The cap in force, given the entries of one data set, oldest first.
+
+  Args:
+    entries: of any kind; the last that sets a cap counts.
+
+  Returns:
+    The cap; None where none was ever set.
+  """
   cap = None
   for entry in entries:
     if entry.kind == "cap":
@@ -182,6 +198,11 @@ def remaining_epsilon(cap: Cap, spent_mu_squared: Fraction) -> float:
   """The largest ε of one further release under a cap; 0.0 if there is none.
 
   It has five digits, rounded down: a release of this ε at the cap's δ fits.
+
+  Args:
+    cap: the cap of a data set.
+    spent_mu_squared: Σ μ² of all that was charged to it; more than the cap has
+      if it was set afterwards.
   """
   # Negative if more was spent before the cap was set; then no ε fits.
   remaining = cap.mu_squared - spent_mu_squared
@@ -200,7 +221,12 @@ def remaining_epsilon(cap: Cap, spent_mu_squared: Fraction) -> float:
 
 
 def describe_remaining(cap: Cap, spent_mu_squared: Fraction) -> str:
-  """What is left of a cap, in words."""
+  """What is left of a cap, in words.
+
+  Args:
+    cap: the cap of a data set.
+    spent_mu_squared: Σ μ² of all that was charged to it.
+  """
   epsilon = remaining_epsilon(cap, spent_mu_squared)
   if not epsilon:
     return "nothing is left"

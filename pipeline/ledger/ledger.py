@@ -239,9 +239,15 @@ class Ledger:
   ) -> None:
     """Notes which heads are released for charges, before they are shown.
 
+    Args:
+      charge_ids: from `charge`.
+      heads: those that are released, by the SHA-256 of their weights; empty
+        where something else is, such as noisy accuracies.
+
     Raises:
       InputError: something was released for one of them already, which a
         charge pays for once; or the charges are not in this file any more.
+      RunError: the file does not exist any more, is busy, or cannot be written.
     """
     if not ledger_exists(self.path):
       raise RunError(

@@ -102,7 +102,12 @@ class Transaction:
     self.entries.append(entry)
 
   def select(self, kind: str, dataset: str | None = None) -> list[LedgerEntry]:
-    """The entries of one kind, of one data set or of all."""
+    """The entries of one kind, oldest first.
+
+    Args:
+      kind: "charge", "cap", "left" or "rows"; see `LedgerEntry`.
+      dataset: whose entries; None for those of all data sets.
+    """
     return [
       entry
       for entry in self.entries
@@ -112,7 +117,16 @@ class Transaction:
   def read_keys(
     self, dataset: str, key_kind: str
   ) -> UInt64[np.ndarray, " keys"]:
-    """All keys of one kind that a data set was charged for. PRIVATE."""
+    """All keys of one kind that a data set was charged for. PRIVATE.
+
+    Args:
+      dataset: the name of the data set.
+      key_kind: "image", "direction" or "unit"; see `extract.cache.keys`.
+
+    Returns:
+      64-bit words [n] in the order in which they were added; none if there are
+      none of this kind.
+    """
     parts = [np.empty(0, np.uint64)]
     for seq, entry in enumerate(self.entries, start=1):
       if entry.dataset == dataset and entry.key_kind == key_kind:
@@ -127,7 +141,15 @@ class Transaction:
   def add(
     self, entry: LedgerEntry, keys: UInt64[np.ndarray, " keys"] | None = None
   ) -> None:
-    """Adds an entry, as of now, and for "rows" their keys beside it."""
+    """Adds an entry, as of now, and for "rows" their keys beside it.
+
+    It is in the file only when the transaction has ended without an error.
+
+    Args:
+      entry: without time and digest of keys, which are filled in here.
+      keys: of the rows that the entry is about, 64-bit words [n]; PRIVATE. None
+        for entries of another kind.
+    """
     # The time is for people. The order of entries is that of the chain,
     # whatever a clock says.
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -87,7 +87,15 @@ class Features:
   def top1_of_product(
     self, head: HeadName, epsilons: Sequence[float]
   ) -> list[float]:
-    """Test accuracies in % of the product's heads, nested, at each ε."""
+    """Test accuracies in % of the product's heads, nested, at each ε.
+
+    Args:
+      head: the kind of head.
+      epsilons: of the heads; they are trained together, the smallest ε first.
+
+    Returns:
+      One accuracy for each ε, in the order given. Noise is seeded.
+    """
     trained = oneshot_dp.train_heads(
       self.train_embedding,
       self.train_label,
@@ -102,7 +110,15 @@ class Features:
   def top1_of_steps(
     self, steps: "Steps", epsilons: Sequence[float | None]
   ) -> list[float]:
-    """Test accuracies in % of `steps`, each ε by itself; None is no noise."""
+    """Test accuracies in % of `steps`, each ε by itself.
+
+    Args:
+      steps: how each head is trained.
+      epsilons: of the heads; None is no noise.
+
+    Returns:
+      One accuracy for each ε, in the order given.
+    """
     return self.top1([train_steps(steps, self, one) for one in epsilons])
 
 
@@ -151,7 +167,16 @@ def train_steps(
   """Trains by DP-SGD on the sigmoid cross-entropy, clipped to norm 1.
 
   It would be (ε, 1e-6)-DP by jax_privacy's accountant if rows and seed were
-  secret and the arithmetic exact. None is no noise.
+  secret and the arithmetic exact. It is here to compare accuracies with, and
+  promises nothing.
+
+  Args:
+    steps: the optimizer, how many steps it takes, and what it begins at.
+    features: public rows at norm 1.
+    epsilon: ε of the comparison; None is no noise.
+
+  Returns:
+    A head for embeddings at norm 1: the last weights, or their average.
   """
   n, d = features.train_embedding.shape
   iterations = steps.epochs * steps.batches
