@@ -38,6 +38,11 @@ SAME_IMAGE = "same-image"
 """What --units says where all rows of one image are a unit, …"""
 DISTINCT_IMAGE = "distinct image"
 """… and what that unit is called."""
+FIXED_GRAPH = " (fixed graph: who is in which image is public)"
+"""Ends the name of a unit where an image may be of several. Which images are
+whose is then no part of what is protected; it stands in every receipt so."""
+NO_OWNER = -1
+"""Fills up the owners of an image that has fewer than another."""
 # Unit names are printed, and go into receipts and model cards.
 _UNIT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9 _-]{0,39}")
 
@@ -50,6 +55,11 @@ def check_unit_name(name: str) -> None:
       f'unit name {name[:80]!a} must be a short public one such as "user" or'
       f' "patient", and not "{EXAMPLE}" or "{DISTINCT_IMAGE}".'
     )
+
+
+def has_several_owners(unit: str) -> bool:
+  """Whether one example may belong to several units of this name."""
+  return unit.endswith(FIXED_GRAPH)
 
 
 def check_bit_depth(bit_depth: int | None) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int32, Int64
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import NO_OWNER, has_several_owners
 from oneshot_dp.linear_dp.distributed.hosts import ALONE, Hosts
 
 UNIT_WEIGHT = 2**20
@@ -18,7 +19,8 @@ _MAX_ROWS = 10**10
 
 Block = Mapping[str, np.ndarray]
 """Columns embedding [r, d], embedding_norm, label, example_id [r] and, where a
-privacy unit may have many rows, unit_id [r]."""
+privacy unit may have many rows, unit_id [r]; where a row may belong to several
+units, unit_id [r, m] and weight_divisor [r]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -58,6 +60,30 @@ class PrivateDataset:
     return self.unit != "example"
 
   @property
+  def has_several_owners(self) -> bool:
+    """Whether a row may belong to several privacy units."""
+    return has_several_owners(self.unit)
+
+  @property
+  def has_whole_units(self) -> bool:
+    """Whether units of many rows share no row, so that each can lie whole."""
+    return self.has_units and not self.has_several_owners
+
+  def row_weights(self, block: Block) -> Int32[np.ndarray, " r"]:
+    """What each row of a block weighs, unless it is of zeros.
+
+    W; or ⌊W/k⌋ where a row may belong to several units, of which the one of
+    most rows has k.
+
+    Formal guarantees: then the weights of any unit's rows add up to at most W:
+    it has at most k rows, by the table of who owns which row, and each of them
+    is divided by k or more. They follow from the table alone.
+    """
+    if not self.has_several_owners:
+      return np.full(len(block["label"]), self.weight, np.int32)
+    return (self.weight // block["weight_divisor"]).astype(np.int32)
+
+  @property
   def weight(self) -> int:
     """W: a power of two, small enough that n·W·R is at most 2⁶¹."""
     return min(UNIT_WEIGHT, 2**47 >> (self.n - 1).bit_length())
@@ -67,17 +93,26 @@ class PrivateDataset:
 
     Raises:
       InputError: a unit_id is missing or unexpected, a label is outside [0, K),
-        or, at the end of the pass, an example_id came twice or there are many
-        more than n rows. Private values are not in the message.
+        or, at the end of the pass, an example_id came twice, rows of one of
+        their owners weigh more than W, or there are many more than n rows.
+        Private values are not in the message.
     """
     # Ids are collected over the pass: two rows with one id may be one image
     # that was read twice, and would then count twice, with twice the
     # sensitivity.
     ids_of_blocks = [np.empty(0, np.int64)]
+    owners = _OwnerWeights()
     for block in self.blocks():
       self._check_block(block)
       ids_of_blocks.append(np.array(block["example_id"], np.int64))
+      if self.has_several_owners:
+        owners.add(block["unit_id"], self.row_weights(block))
       yield block
+    if owners.heaviest() > self.weight:
+      raise InputError(
+        f"{self.name}: the rows of one of their owners weigh more than a unit"
+        " may: make the cache again."
+      )
     ids = np.concatenate(ids_of_blocks)
     ids_of_blocks.clear()
     ids.sort()
@@ -98,6 +133,9 @@ class PrivateDataset:
       raise InputError(
         f"The rows have {has} unit_id, but the privacy unit is {self.unit!r}."
       )
+    if self.has_several_owners and not block["weight_divisor"].all():
+      is_zero = block["weight_divisor"] == 0
+      self.refuse(block["example_id"], is_zero, "its weight_divisor is 0")
     label = block["label"]
     # A scatter would drop such a row without a word, or count it for another
     # class.
@@ -127,6 +165,28 @@ class PrivateDataset:
       f"{self.name}: example_id={ids[is_bad.argmax()]}: {reason}. Run"
       " `oneshot-dp verify` on the cache, then make it again."
     )
+
+
+class _OwnerWeights:
+  """Adds up the weights of the rows of each owner, over one host's pass."""
+
+  def __init__(self):
+    self._owners = [np.empty(0, np.int64)]
+    self._weights = [np.empty(0, np.int64)]
+
+  def add(
+    self, unit_id: Int64[np.ndarray, "r m"], weight: Int32[np.ndarray, " r"]
+  ) -> None:
+    is_owner = unit_id != NO_OWNER
+    self._owners.append(unit_id[is_owner])
+    self._weights.append(np.repeat(weight, is_owner.sum(axis=1)))
+
+  def heaviest(self) -> int:
+    """The largest sum of an owner's weights; 0 of no rows."""
+    _, owner = np.unique(np.concatenate(self._owners), return_inverse=True)
+    total = np.zeros(int(owner.max(initial=-1)) + 1, np.int64)
+    np.add.at(total, owner, np.concatenate(self._weights))
+    return int(total.max(initial=0))
 
 
 def digest_of(*public: Any) -> str:

@@ -1,8 +1,8 @@
 """Passes over private rows: integers on the devices, in chunks of one shape.
 
 A row has a label and a weight. Without privacy units each row weighs W; of a
-unit of many rows, `privacy_units` makes rows whose weights share W. A row of
-zeros weighs nothing, and adds nothing to any sum.
+unit of many rows, `privacy_units` makes rows whose weights share W. Rows that
+several units share weigh what the dataset says. A row of zeros weighs nothing.
 """
 
 import collections
@@ -260,7 +260,9 @@ def rows_of(
     note = "A TPU's host makes the sums, in its float64."
   return Rows(
     data=data,
-    iter_chunks=iter_unit_chunks if data.has_units else iter_stored_chunks,
+    iter_chunks=(
+      iter_unit_chunks if data.has_whole_units else iter_stored_chunks
+    ),
     identity=identity,
     feature_dim=data.feature_dim,
     weight_norm_order=weight_norm_order,
@@ -297,10 +299,10 @@ def _integer_chunks(
   unchecked: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
   for part in _regrouped(data, max_inverse_norm, num_rows):
     with jax.enable_x64(False):
-      embedding, scale, label = jax.device_put(
-        (part.embedding, part.scale, part.label), sharding
+      embedding, scale, label, row_weight = jax.device_put(
+        (part.embedding, part.scale, part.label, part.weight), sharding
       )
-      row, weight, is_bad = integer_rows(embedding, scale, data.weight)
+      row, weight, is_bad = integer_rows(embedding, scale, row_weight)
     unchecked.append((part.example_id, is_bad))
     yield Chunk(row, label, weight), part.unit
     while len(unchecked) > _MAX_UNCHECKED:
@@ -339,6 +341,7 @@ class _Part(NamedTuple):
   label: np.ndarray
   example_id: np.ndarray
   unit: np.ndarray
+  weight: np.ndarray
 
   def rows(self, start: int, stop: int) -> "_Part":
     return _Part(*[column[start:stop] for column in self])
@@ -383,6 +386,8 @@ def _part_of(
   data: PrivateDataset, block: Block, max_inverse_norm: float
 ) -> _Part:
   example_id = block["example_id"]
+  # Rows that share owners lie alone, wherever they come.
+  unit = block["unit_id"] if data.has_whole_units else example_id
   return _Part(
     embedding=block["embedding"],
     scale=row_scale(
@@ -390,5 +395,6 @@ def _part_of(
     ),
     label=block["label"],
     example_id=example_id,
-    unit=block.get("unit_id", example_id),
+    unit=unit,
+    weight=data.row_weights(block),
   )

@@ -1,11 +1,13 @@
 """Small real caches that a head can learn from, made in a moment."""
 
 import pathlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from oneshot_dp.configs.extract_config import FIXED_GRAPH, NO_OWNER
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.cache.write import write_cache
@@ -34,6 +36,15 @@ def clusters(
   return (centres[label] + noise).astype(np.float32), label
 
 
+def weight_divisors(owners: np.ndarray) -> np.ndarray:
+  """How many rows the owner of most rows has, of those of each row [n, m]."""
+  count = Counter(owners.ravel().tolist())
+  divisors = []
+  for row in owners.tolist():
+    divisors.append(max(count[owner] for owner in row if owner != NO_OWNER))
+  return np.array(divisors, np.uint32)
+
+
 def write_rows(
   out: pathlib.Path,
   embedding: np.ndarray,
@@ -42,7 +53,10 @@ def write_rows(
   unit_id: np.ndarray | None = None,
   **changes: Any,
 ) -> FeatureCache:
-  """A cache of these rows; `changes` are fields of its `CacheInfo`."""
+  """A cache of these rows; `changes` are fields of its `CacheInfo`.
+
+  With `unit_id` [n, m], rows have several owners.
+  """
   num_classes = changes.pop("num_classes", int(label.max(initial=0)) + 1)
   names = tuple(f"class {i}" for i in range(num_classes))
   fields: dict[str, Any] = {
@@ -60,6 +74,10 @@ def write_rows(
   rows = {"embedding": embedding, "label": label}
   if unit_id is not None:
     rows["unit_id"] = unit_id
+    if unit_id.ndim == 2:
+      rows["weight_divisor"] = weight_divisors(unit_id)
+      fields["unit"] += FIXED_GRAPH
+      fields["owners_per_row"] = unit_id.shape[1]
   return write_cache(str(out), CacheInfo(**fields), [rows])
 
 

@@ -10,7 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, UInt64
 
-from oneshot_dp.configs.extract_config import DISTINCT_IMAGE
+from oneshot_dp.configs.extract_config import (
+  DISTINCT_IMAGE,
+  FIXED_GRAPH,
+  has_several_owners,
+)
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.cache.keys import MOST_KEYS
 from oneshot_dp.extract.cache.read import FeatureCache
@@ -53,13 +57,14 @@ def find_duplicates(cache: FeatureCache) -> Duplicates:
   keys = [np.zeros((0, 2), np.uint64)]
   labels = [np.zeros(0, np.int32)]
   ids = [np.zeros(0, np.int64)]
-  units = [np.zeros(0, np.int64)]
+  units = [np.zeros((0, cache.info.owners_per_row), np.int64)]
   for rows in cache.blocks():
     is_image = rows["image_key"].any(axis=1)
     keys.append(rows["image_key"][is_image])
     labels.append(rows["label"][is_image])
     ids.append(rows["example_id"][is_image])
-    units.append(rows.get("unit_id", rows["example_id"])[is_image])
+    unit = rows.get("unit_id", rows["example_id"])[is_image]
+    units.append(unit.reshape(len(unit), -1))
   return _compare(
     np.concatenate(keys),
     np.concatenate(labels),
@@ -72,7 +77,7 @@ def _compare(
   key: UInt64[np.ndarray, "n 2"],
   label: Int32[np.ndarray, " n"],
   example_id: Int64[np.ndarray, " n"],
-  unit: Int64[np.ndarray, " n"],
+  unit: Int64[np.ndarray, "n m"],
 ) -> Duplicates:
   # Sorted by key, rows of one image lie side by side.
   order = np.lexsort((example_id, key[:, 1], key[:, 0]))
@@ -104,8 +109,9 @@ def _differs_within(
   """Tells which groups of neighbors have values that are not all equal."""
   # Comparing neighbors is enough: values that are not all equal change
   # somewhere between two of them.
-  differs = np.zeros(len(values), bool)
-  differs[1:] = (values[1:] != values[:-1]) & ~is_first[1:]
+  rows = values.reshape(len(values), -1)
+  differs = np.zeros(len(rows), bool)
+  differs[1:] = (rows[1:] != rows[:-1]).any(axis=1) & ~is_first[1:]
   groups = np.zeros(int(is_first.sum()), bool)
   groups[(np.cumsum(is_first) - 1)[differs]] = True
   return groups
@@ -175,10 +181,19 @@ def _advice(duplicates: Duplicates, info: CacheInfo, what: str) -> str:
       "epsilon is about one row, and is more for these; with --units same-image"
       f" all rows of one {what} are protected together"
     )
+  unit = info.unit.removesuffix(FIXED_GRAPH)
+  if has_several_owners(info.unit):
+    if not duplicates.across_units:
+      return f"all rows of one {what} are of the same {unit}s"
+    return (
+      f"the rows of {duplicates.across_units:,} are not all of the same"
+      f" {unit}s, and each is protected in its own rows alone: give all copies"
+      " all owners, or leave them in once"
+    )
   if not duplicates.across_units:
-    return f"each within one {info.unit}, whose rows are protected together"
+    return f"each within one {unit}, whose rows are protected together"
   return (
-    f"{duplicates.across_units:,} are of several {info.unit}s, and each is"
+    f"{duplicates.across_units:,} are of several {unit}s, and each is"
     " protected in its own rows alone: give such rows one owner, or leave them"
     " in once"
   )

@@ -31,9 +31,11 @@ from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.configs.extract_config import (
   DISTINCT_IMAGE,
   EXAMPLE,
+  FIXED_GRAPH,
   EmbeddingDtype,
   NumClassesSource,
   check_unit_name,
+  has_several_owners,
 )
 
 FORMAT_VERSION = 3
@@ -50,8 +52,9 @@ DTYPES: dict[str, np.dtype] = {
 }
 Rows = dict[str, Shaped[np.ndarray, "..."]]
 """Columns by name: embedding [r, d], embedding_norm f32 [r], label i32 [r],
-example_id i64 [r], image_key u64 [r, 2], and unit_id i64 [r] where a privacy
-unit may have many rows."""
+example_id i64 [r], image_key u64 [r, 2], and unit_id i64 [r] where a unit may
+have many rows. Where a row may belong to several, unit_id is [r, m], and
+weight_divisor u32 [r] the number of rows of the one of them that has most."""
 
 
 class Column(NamedTuple):
@@ -101,6 +104,8 @@ class CacheInfo:
     embedding_dtype: the dtype that embeddings are stored in.
     shard_rows: source examples per shard.
     unit: the privacy unit: "example", or the name of what `unit_id` numbers.
+    owners_per_row: how many units a row may belong to, at most; public, as the
+      table of them is where it is more than 1 (`FIXED_GRAPH` ends `unit`).
     id_source: what `example_id` is: "position" in the split.
     keys: what `image_key` is a hash of: the image, or, where embeddings were
       imported without images, the embedding.
@@ -123,6 +128,7 @@ class CacheInfo:
   embedding_dtype: EmbeddingDtype = "float16"
   shard_rows: int = 2048
   unit: str = EXAMPLE
+  owners_per_row: int = 1
   id_source: str = "position"
   keys: Literal["image", "embedding"] = "image"
   format_version: int = FORMAT_VERSION
@@ -135,6 +141,7 @@ class CacheInfo:
       "source_num_examples": self.source_num_examples,
       "feature_dim": self.feature_dim,
       "shard_rows": self.shard_rows,
+      "owners_per_row": self.owners_per_row,
     }
     for field, size in sizes.items():
       if size < 1:
@@ -144,7 +151,11 @@ class CacheInfo:
         f"shard_rows={self.shard_rows} must be at most {_MAX_SHARD_ROWS}."
       )
     if self.unit not in (EXAMPLE, DISTINCT_IMAGE):
-      check_unit_name(self.unit)
+      check_unit_name(self.unit.removesuffix(FIXED_GRAPH))
+    if has_several_owners(self.unit) != (self.owners_per_row > 1):
+      raise InputError(
+        f"owners_per_row={self.owners_per_row} does not fit unit={self.unit!r}."
+      )
     check_name("dataset", self.dataset)
     check_name("split", self.split)
     check_name("backbone", self.backbone.get("name"))
@@ -202,14 +213,25 @@ class CacheInfo:
       "example_id": Column(np.dtype("<i8"), ()),
       "image_key": Column(np.dtype("<u8"), (2,)),
     }
-    if self.has_units:
+    if has_several_owners(self.unit):
+      columns["unit_id"] = Column(np.dtype("<i8"), (self.owners_per_row,))
+      columns["weight_divisor"] = Column(np.dtype("<u4"), ())
+    elif self.has_units:
       columns["unit_id"] = Column(np.dtype("<i8"), ())
     return columns
 
   def public(self) -> dict[str, Any]:
     """The metadata that may be published, as JSON."""
-    data = _as_json_reads_it(dataclasses.asdict(self))
+    data = self._fields()
     del data["shards"]
+    return data
+
+  def _fields(self) -> dict[str, Any]:
+    """All fields, as JSON reads them."""
+    data = _as_json_reads_it(dataclasses.asdict(self))
+    # Caches of before have no such field, and keep their fingerprints.
+    if self.owners_per_row == 1:
+      del data["owners_per_row"]
     return data
 
   @functools.cached_property
@@ -233,7 +255,7 @@ class CacheInfo:
 
   def to_json(self) -> bytes:
     """The content of `cache_info.json`; private, as it lists the shards."""
-    data = _as_json_reads_it(dataclasses.asdict(self))
+    data = self._fields()
     data["fingerprint"] = self.fingerprint
     return json.dumps(data, indent=1, sort_keys=True).encode() + b"\n"
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int64, UInt64
 
+from oneshot_dp.configs.extract_config import NO_OWNER
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.format import Rows
 
@@ -138,7 +139,8 @@ def in_part(part: Part, rows: Rows) -> Bool[np.ndarray, " rows"]:
 
   *Formal guarantee*: for each row a function of its own image key alone, and
   where rows have units of the `unit_id` alone. So of parts that do not overlap,
-  a unit has rows in one only.
+  a unit has rows in one only. (Not so where a row may belong to several units:
+  they may all hang together, and images decide.)
 
   Args:
     part: percentages of the rows.
@@ -147,8 +149,8 @@ def in_part(part: Part, rows: Rows) -> Bool[np.ndarray, " rows"]:
   Returns:
     True for each row that the part has.
   """
-  if "unit_id" in rows:
-    # Where rows have units, the unit alone decides: all rows of a person are in
+  if "unit_id" in rows and rows["unit_id"].ndim == 1:
+    # Where rows have a unit each, it alone decides: all rows of a person are in
     # one part, and which others are there does not matter.
     words = _unit_words(rows["unit_id"])
   else:
@@ -199,7 +201,7 @@ def keys_of(cache: "FeatureCache") -> dict[str, UInt64[np.ndarray, " _keys"]]:
     image.add(rows["image_key"][:, 0])
     direction.add(direction_keys(rows["embedding"]))
     if "unit_id" in rows:
-      unit.add(_unit_words(np.unique(rows["unit_id"])))
+      unit.add(_unit_words(_units_in(rows["unit_id"])))
     # To sort is what costs: it is done once in so many rows, and bounds memory.
     rows_since_trim += len(rows["label"])
     if rows_since_trim > MOST_KEYS:
@@ -209,6 +211,14 @@ def keys_of(cache: "FeatureCache") -> dict[str, UInt64[np.ndarray, " _keys"]]:
   samples = {"image": image, "direction": direction, "unit": unit}
   keys = {kind: sample.trim() for kind, sample in samples.items()}
   return {kind: words for kind, words in keys.items() if len(words)}
+
+
+def _units_in(unit_id: Int64[np.ndarray, "n *m"]) -> Int64[np.ndarray, " u"]:
+  """All units that own one of these rows."""
+  units = np.unique(unit_id)
+  if unit_id.ndim == 2:  # else every number is somebody's
+    units = units[units != NO_OWNER]
+  return units
 
 
 class _KeySample:

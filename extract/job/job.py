@@ -228,6 +228,7 @@ def cache_info(
     embedding_dtype=config.embedding_dtype,
     shard_rows=config.shard_rows,
     unit=source.unit,
+    owners_per_row=source.owners_per_row,
   )
 
 

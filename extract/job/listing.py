@@ -62,6 +62,9 @@ def listing_parts(source: Source) -> Iterator[str]:
     yield "null"
   else:
     yield from _array_parts(source.unit_ids)
+  if source.weight_divisors is not None:
+    yield ', "weight_divisors": '
+    yield from _array_parts(source.weight_divisors)
   yield f', "root": {json.dumps(source.root)}, "files": ['
   yield from _list_parts(_blocks(source.files))
   yield '], "columns": ['
@@ -183,6 +186,9 @@ def encode_section(source: Source, rows: range) -> bytes:
   section: dict[str, Any] = {"labels": source.labels[start:stop].tolist()}
   if source.unit_ids is not None:
     section["unit_ids"] = source.unit_ids[start:stop].tolist()
+  if source.weight_divisors is not None:
+    divisors = source.weight_divisors[start:stop].tolist()
+    section["weight_divisors"] = divisors
   if source.locations is None:
     section["files"] = source.files[start:stop]
     return json.dumps(section).encode()
@@ -211,6 +217,9 @@ def decode_section(header: Source, data: bytes, first_index: int) -> Source:
   unit_ids = None
   if "unit_ids" in section:
     unit_ids = np.array(section["unit_ids"], np.int64)
+  divisors = None
+  if "weight_divisors" in section:
+    divisors = np.array(section["weight_divisors"], np.uint32)
   locations = None
   if "locations" in section:
     locations = np.array(section["locations"], np.int64).reshape(-1, 3)
@@ -218,6 +227,7 @@ def decode_section(header: Source, data: bytes, first_index: int) -> Source:
     header,
     labels=np.array(section["labels"], np.int32),
     unit_ids=unit_ids,
+    weight_divisors=divisors,
     files=tuple(File(*file) for file in section["files"]),
     columns=tuple(section.get("columns", ())),
     locations=locations,

@@ -143,9 +143,10 @@ class _Prepared(NamedTuple):
   index: int
   label: int
   key: np.ndarray
-  unit: int | None
+  unit: int | list[int] | None
+  divisor: int | None
   images: list[np.ndarray]
-  broken: BrokenImage | None = None
+  broken: BrokenImage | None
 
 
 def embed(
@@ -231,9 +232,10 @@ def _prepare(
   max_pixels: int,
 ) -> _Prepared:
   """Reads, decodes and resizes one example."""
-  label, image, unit = source[index]
+  label, image, unit, divisor = source[index]
   key = image_key(image)
   images: list[np.ndarray] = []
+  broken = None
   try:
     with decoded(image, preprocessing.bit_depth, max_pixels) as result:
       if views is None:
@@ -245,36 +247,35 @@ def _prepare(
         )
   except DecodeError as e:
     size = preprocessing.image_size
-    blank = np.zeros((size, size, 3), np.uint8)
+    images = [np.zeros((size, size, 3), np.uint8)] * (views or 1)
     broken = BrokenImage(index, source.display_path(index), str(e))
-    return _Prepared(index, label, key, unit, [blank] * (views or 1), broken)
-  return _Prepared(index, label, key, unit, images)
+  return _Prepared(index, label, key, unit, divisor, images, broken)
 
 
 def _collect(
   group: list[_Prepared], results: list[jax.Array], unit: str
 ) -> Batch:
   """Waits for the embeddings of a group, and makes rows of them."""
-  # Here the host waits for the devices.
   embedding = np.concatenate([np.asarray(result) for result in results])
   num_views = len(group[0].images)
   # Without the padding; the mean over views is taken in float64.
   by_view = embedding[: len(group) * num_views]
   by_view = by_view.reshape(len(group), num_views, -1)
   mean = by_view.mean(axis=1, dtype=np.float64).astype(np.float32)
-  is_whole = [example.broken is None for example in group]
-  whole = [example for example in group if example.broken is None]
-  keys = [example.key for example in whole]
   rows = {
-    "embedding": mean[is_whole],
-    "label": np.array([example.label for example in whole], np.int32),
-    "example_id": np.array([example.index for example in whole], np.int64),
-    "image_key": np.array(keys, np.uint64).reshape(-1, 2),
+    "embedding": mean,
+    "label": np.array([example.label for example in group], np.int32),
+    "example_id": np.array([example.index for example in group], np.int64),
+    "image_key": np.array([example.key for example in group], np.uint64),
   }
   if unit == DISTINCT_IMAGE:
     rows["unit_id"] = image_units(rows["image_key"])
   elif unit != EXAMPLE:
-    rows["unit_id"] = np.array([example.unit for example in whole], np.int64)
+    rows["unit_id"] = np.array([example.unit for example in group], np.int64)
+  if group[0].divisor is not None:
+    rows["weight_divisor"] = np.array([e.divisor for e in group], np.uint32)
+  is_whole = [example.broken is None for example in group]
+  rows = {name: column[is_whole] for name, column in rows.items()}
   broken = [example.broken for example in group if example.broken is not None]
   return Batch(rows, tuple(broken))
 

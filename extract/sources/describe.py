@@ -13,6 +13,7 @@ from tqdm import tqdm
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import (
   MAX_PIXELS,
+  NO_OWNER,
   SAME_IMAGE,
   SourceConfig,
 )
@@ -234,7 +235,10 @@ def _count_labels(source: Source, report: ImagesReport) -> None:
   counts = np.bincount(source.labels, minlength=len(names)).tolist()
   report.classes[source.split] = dict(zip(names, counts, strict=True))
   if source.unit_ids is not None:
-    _, per_owner = np.unique(source.unit_ids, return_counts=True)
+    owners = source.unit_ids
+    if owners.ndim == 2:
+      owners = owners[owners != NO_OWNER]
+    _, per_owner = np.unique(owners, return_counts=True)
     report.owners[source.split] = {
       "unit": source.unit,
       "number": len(per_owner),

@@ -60,15 +60,13 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
   _refuse_strays(root, images)
   with_images, folder_numbers = _folders_of(images)
   names = _class_names(config, root, folders, with_images)
-  unit = EXAMPLE
-  unit_ids = None
+  units = None
   if config.units is not None:
     paths = [prefix + path for path in images.paths()]
     others = [
       prefix + path for path in files.select(~_are_images(files)).paths()
     ]
-    unit, numbers = units_of_files(config.units, paths, others, prefix)
-    unit_ids = np.array(numbers, np.int64)
+    units = units_of_files(config.units, paths, others, prefix)
   # The label of an image is the number of its folder's name, in sorted order:
   # the same on every machine.
   label_of = {name: label for label, name in enumerate(names)}
@@ -78,9 +76,10 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
     split=split,
     class_names=names,
     num_classes_source=_num_classes_source(config, root),
-    unit=unit,
+    unit=EXAMPLE if units is None else units.unit,
     labels=labels[folder_numbers],
-    unit_ids=unit_ids,
+    unit_ids=None if units is None else units.unit_ids,
+    weight_divisors=None if units is None else units.weight_divisors,
     root=root,
     files=images,
     columns=(),

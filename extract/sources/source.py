@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Int32, Int64, UInt32
 
 from oneshot_dp.configs.errors import escaped
 from oneshot_dp.configs.extract_config import EXAMPLE, NumClassesSource
@@ -25,13 +25,16 @@ class Example(NamedTuple):
   Attributes:
     label: class index, from 0.
     image: the bytes of its file, or its pixels, uint8 [h, w, 3 or 1].
-    unit_id: the number of the privacy unit that owns it; None where the unit is
-      an example.
+    unit_id: the number of the privacy unit that owns it, or of all that do;
+      None where the unit is an example.
+    weight_divisor: where several may own it, how many examples the one of them
+      has that has most.
   """
 
   label: int
   image: ImageData
-  unit_id: int | None = None
+  unit_id: int | list[int] | None = None
+  weight_divisor: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -52,7 +55,10 @@ class Source:
     unit: public name of what `unit_id` numbers; "example" where there is none,
       "distinct image" where it follows from the image.
     labels: class index of each example; private, as all that follows.
-    unit_ids: whose each example is; None where nothing says it.
+    unit_ids: whose each example is, or, [n, m], of up to m units; None where
+      nothing says it.
+    weight_divisors: of each example the number of examples of the unit that has
+      most, of those that it belongs to; None where it belongs to one.
     root: the folder that paths are relative to, or "".
     files: in order, with their sizes (bytes) and versions.
     columns: of each file the column or array of its images, or "" where the
@@ -76,7 +82,8 @@ class Source:
   num_classes_source: NumClassesSource = "class_names"
   unit: str = EXAMPLE
   labels: Int32[np.ndarray, " n"]
-  unit_ids: Int64[np.ndarray, " n"] | None = None
+  unit_ids: Int64[np.ndarray, "n *m"] | None = None
+  weight_divisors: UInt32[np.ndarray, " n"] | None = None
   root: str = ""
   files: Sequence[File]
   columns: tuple[str, ...]
@@ -89,8 +96,21 @@ class Source:
 
   def __getitem__(self, index: int) -> Example:
     place = self._place(index)
-    unit_id = None if self.unit_ids is None else int(self.unit_ids[place])
-    return Example(int(self.labels[place]), self.image(index), unit_id)
+    unit_id = None
+    if self.unit_ids is not None:
+      unit_id = self.unit_ids[place].tolist()
+    divisor = None
+    if self.weight_divisors is not None:
+      divisor = int(self.weight_divisors[place])
+    label = int(self.labels[place])
+    return Example(label, self.image(index), unit_id, divisor)
+
+  @property
+  def owners_per_row(self) -> int:
+    """How many units an example may belong to."""
+    if self.unit_ids is None or self.unit_ids.ndim == 1:
+      return 1
+    return self.unit_ids.shape[1]
 
   def _place(self, index: int) -> int:
     """The place of an example in the arrays."""

@@ -6,10 +6,17 @@ import io
 import posixpath
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, UInt32
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import check_unit_name
+from oneshot_dp.configs.extract_config import (
+  FIXED_GRAPH,
+  NO_OWNER,
+  check_unit_name,
+)
 from oneshot_dp.extract import places
 from oneshot_dp.extract.sources.listed_files import format_names, is_ignored
 
@@ -81,14 +88,31 @@ def _unit_number(name: str) -> int:
   return int.from_bytes(digest) >> 1
 
 
+class UnitsOfFiles(NamedTuple):
+  """Whose the images of a folder are.
+
+  Attributes:
+    unit: the public name of the unit.
+    unit_ids: the number of each image's owner, [n]; of its owners, in order and
+      with `NO_OWNER` behind the last, where a table names several of an image.
+    weight_divisors: of each image the number of images of the owner that has
+      most of them, of its owners; None where each image has one owner.
+  """
+
+  unit: str
+  unit_ids: Int64[np.ndarray, "n *m"]
+  weight_divisors: UInt32[np.ndarray, " n"] | None = None
+
+
 def units_of_files(
   units: str, images: Sequence[str], passed_over: Sequence[str], prefix: str
-) -> tuple[str, list[int]]:
+) -> UnitsOfFiles:
   """The public name of the unit, and a `unit_id` for each image file.
 
   Args:
-    units: FILE.csv with the columns `file` and, say, `patient`; or a regular
-      expression with one group that has a name: `/(?P<patient>[^/_]+)_`.
+    units: FILE.csv with the columns `file` and, say, `patient`, with a line for
+      each owner of each file; or a regular expression with one group that has a
+      name: `/(?P<patient>[^/_]+)_`.
     images: paths, relative to the folder that the table is about.
     passed_over: paths of other files there, which the table may name.
     prefix: of the paths of this split ("train/", or nothing); a table may have
@@ -97,13 +121,17 @@ def units_of_files(
   Raises:
     InputError: `units` is neither; an image has no unit; a row is there twice,
       or names a file that does not exist.
+
+  Source of units that share images: Ganesh et al., "It's My Data Too: Private
+  ML for Datasets with Multi-User Training Examples" (ICML 2025), fixed-graph
+  differential privacy.
   """
   # A table must name every image, and nothing else: a row for a file that is
   # not there is a slip, by which another image may have lost its owner.
   if units.lower().endswith(".csv"):
-    unit, owner_of = _read_owners(units)
+    unit, owners_of = _read_owners(units)
     strays: list[str] = []
-    for path in sorted(owner_of.keys() - {*images, *passed_over}):
+    for path in sorted(owners_of.keys() - {*images, *passed_over}):
       if path.startswith(prefix) and not is_ignored(path):
         strays.append(path)
     if strays:
@@ -111,13 +139,60 @@ def units_of_files(
         f"{units!r} names files that are not in the data set:"
         f" {format_names(strays)}; {_advice_about(strays[0], images)}."
       )
-    owners = [owner_of.get(image) for image in images]
+    # All of the table decides which relation it is, so that it is the same in
+    # every split.
+    most = max(map(len, owners_of.values()), default=1)
+    if most > 1:
+      return _shared_units(unit, units, images, owners_of, most)
+    owners = [owners_of.get(image, [None])[0] for image in images]
   else:
     unit, owners = _search_owners(units, images)
   numbers = units_of_column(
     owners, f"{unit} in {units!r}", lambda row: images[row]
   )
-  return unit, numbers
+  return UnitsOfFiles(unit, np.array(numbers, np.int64))
+
+
+def _shared_units(
+  unit: str,
+  units: str,
+  images: Sequence[str],
+  owners_of: dict[str, list[str]],
+  most: int,
+) -> UnitsOfFiles:
+  """Numbers the owners of images that may have several.
+
+  *Formal guarantee*: of the images of any one owner, the inverse divisors add
+  up to at most 1, whichever of them are read later. They are functions of the
+  table alone, and not of what is in an image, or whether it can be decoded.
+  """
+  # A line for each image and owner, in the order of the images.
+  names: list[str | None] = []
+  place_of_line: list[int] = []
+  for place, image in enumerate(images):
+    for name in owners_of.get(image, [None]):
+      names.append(name)
+      place_of_line.append(place)
+  numbers = np.array(
+    units_of_column(
+      names, f"{unit} in {units!r}", lambda line: images[place_of_line[line]]
+    ),
+    np.int64,
+  )
+  places = np.array(place_of_line)
+  # An owner of k images has k lines. An image is divided by the largest k of
+  # its owners, so that it is none too heavy for any of them.
+  _, owner, count = np.unique(numbers, return_inverse=True, return_counts=True)
+  divisors = np.zeros(len(images), np.uint32)
+  np.maximum.at(divisors, places, count[owner])
+  # Owners of an image in the order of their numbers: images of the same owners
+  # have equal rows.
+  order = np.lexsort((numbers, places))
+  first_line = np.searchsorted(places, places)
+  slot = np.arange(len(places)) - first_line
+  unit_ids = np.full((len(images), most), NO_OWNER, np.int64)
+  unit_ids[places, slot] = numbers[order]
+  return UnitsOfFiles(unit + FIXED_GRAPH, unit_ids, divisors)
 
 
 def _advice_about(stray: str, images: Sequence[str]) -> str:
@@ -167,8 +242,8 @@ def _not_units(units: str) -> InputError:
   )
 
 
-def _read_owners(path: str) -> tuple[str, dict[str, str]]:
-  """The name of the unit, and the owner of each file, of a CSV table."""
+def _read_owners(path: str) -> tuple[str, dict[str, list[str]]]:
+  """The name of the unit, and the owners of each file, of a CSV table."""
   try:
     text = places.read(path).decode("utf-8-sig")
     lines = list(
@@ -190,7 +265,7 @@ def _read_owners(path: str) -> tuple[str, dict[str, str]]:
     )
   unit = header[1]
   check_unit_name(unit)
-  owner_of: dict[str, str] = {}
+  owners_of: dict[str, list[str]] = {}
   for row in rows[1:]:
     if not row:
       continue
@@ -198,12 +273,8 @@ def _read_owners(path: str) -> tuple[str, dict[str, str]]:
       raise InputError(f"{path!r}: {row[0]!r} has {len(row)} fields, not 2.")
     # "./a.jpg" and "a.jpg" are one file.
     file = posixpath.normpath(row[0])
-    if owner_of.get(file, row[1]) != row[1]:
-      raise InputError(
-        f"{path!r} names several owners of {file!r}, and a row has one here:"
-        " name one, or leave the file out (PRIVACY.md, section 9)."
-      )
-    if file in owner_of:
-      raise InputError(f"{path!r} has {file!r} more than once.")
-    owner_of[file] = row[1]
-  return unit, owner_of
+    owners = owners_of.setdefault(file, [])
+    if row[1] in owners:
+      raise InputError(f"{path!r} has {file!r} more than once with one {unit}.")
+    owners.append(row[1])
+  return unit, owners_of

@@ -112,14 +112,14 @@ class Hosts:
       jax.distributed.shutdown()
 
   def own_shards(
-    self, num_shards: int, has_units: bool
+    self, num_shards: int, has_whole_units: bool
   ) -> Sequence[int] | None:
     """Returns the shards that this host reads; None means all of them.
 
     Where privacy units have many rows every host reads all shards, and keeps
     the rows of its own units (see `own_units`): a unit's rows lie anywhere.
     """
-    if self.count == 1 or has_units:
+    if self.count == 1 or has_whole_units:
       return None
     return range(self.index, num_shards, self.count)
 

@@ -107,9 +107,10 @@ class Flags(CommandFlags):
     form="FILE.csv|REGEX|COLUMN|same-image",
     group=_LABELS,
     help="Whose each image is, so that all images of one owner are protected"
-    " together: a CSV file with the header file,patient; a regular expression"
-    " on paths, such as '/(?P<patient>[^/_]+)_'; or a column. same-image"
-    " protects all copies of an image together (default: each image alone).",
+    " together: a CSV file with the header file,patient, and a line for each"
+    " owner of a file; a regular expression on paths, such as"
+    " '/(?P<patient>[^/_]+)_'; or a column. same-image protects all copies of"
+    " an image together (default: each image alone).",
   ).default(None)
 
   backbone: str | None = Flag(

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import has_several_owners
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.linear_dp import accounting
@@ -58,7 +59,8 @@ class Scores(NamedTuple):
 def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> PrivateDataset:
   """Returns a cache's rows in the form that private sums read."""
   info = cache.info
-  shards = hosts.own_shards(info.num_shards, info.has_units)
+  has_whole_units = info.has_units and not has_several_owners(info.unit)
+  shards = hosts.own_shards(info.num_shards, has_whole_units)
   return PrivateDataset(
     blocks=lambda: cache.blocks(shards),
     n=cache.n,

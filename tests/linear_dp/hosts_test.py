@@ -230,12 +230,14 @@ def test_join_with_an_invalid_place_is_refused(
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_each_shard_and_each_unit_belongs_to_one_host(count):
   everyone = [Hosts(i, count) for i in range(count)]
-  shards = [host.own_shards(13, has_units=False) for host in everyone]
+  shards = [host.own_shards(13, has_whole_units=False) for host in everyone]
   if count == 1:
     assert shards == [None]
   else:
     assert sorted(i for own in shards for i in own or ()) == list(range(13))
-  assert {host.own_shards(13, has_units=True) for host in everyone} == {None}
+  assert {host.own_shards(13, has_whole_units=True) for host in everyone} == {
+    None
+  }
   ids = np.random.default_rng(0).integers(-(2**62), 2**62, 4000)
   ids[:1000] = np.arange(1000)
   owners = np.sum([host.own_units(ids) for host in everyone], axis=0)

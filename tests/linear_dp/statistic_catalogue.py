@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oneshot_dp.configs.extract_config import FIXED_GRAPH
 from oneshot_dp.linear_dp import statistics
 from oneshot_dp.linear_dp.dataset import UNIT_WEIGHT, PrivateDataset
 from oneshot_dp.linear_dp.private_sums import PrivateSums
@@ -19,9 +20,20 @@ P_VALUE = 1e-4
 
 
 def data_of(
-  embedding, label, unit=None, *, block=1000, num_classes=K, n=None, hosts=None
+  embedding,
+  label,
+  unit=None,
+  *,
+  divisor=None,
+  block=1000,
+  num_classes=K,
+  n=None,
+  hosts=None,
 ) -> PrivateDataset:
-  """Rows as a cache gives them, in blocks; nothing is checked here."""
+  """Rows as a cache gives them, in blocks; nothing is checked here.
+
+  With a divisor, rows may have several owners, and `unit` is [rows, m].
+  """
   with np.errstate(over="ignore"):
     norm = np.linalg.norm(embedding.astype(np.float64), axis=1)
     norm = norm.astype(np.float32)
@@ -33,6 +45,10 @@ def data_of(
   }
   if unit is not None:
     columns["unit_id"] = np.asarray(unit, np.int64)
+  name = "example" if unit is None else "user"
+  if divisor is not None:
+    columns["weight_divisor"] = np.asarray(divisor, np.uint32)
+    name += FIXED_GRAPH
   return PrivateDataset(
     blocks=lambda: (
       {name: c[i : i + block] for name, c in columns.items()}
@@ -41,7 +57,7 @@ def data_of(
     n=n or max(1, len(label)),
     feature_dim=embedding.shape[1],
     num_classes=num_classes,
-    unit="example" if unit is None else "user",
+    unit=name,
     **({} if hosts is None else {"hosts": hosts}),
   )
 

@@ -5,14 +5,14 @@ import pathlib
 import numpy as np
 import pytest
 
-from oneshot_dp.configs.extract_config import DISTINCT_IMAGE
+from oneshot_dp.configs.extract_config import DISTINCT_IMAGE, FIXED_GRAPH
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.duplicates import (
   Duplicates,
   describe_duplicates,
   find_duplicates,
 )
-from oneshot_dp.extract.cache.read import open_cache
+from oneshot_dp.extract.cache.read import check_cache, open_cache
 from oneshot_dp.extract.job.job import run_extraction
 from tests.extract.cache.caches import columns
 from tests.extract.job.jobs import job_of, write_folder
@@ -80,6 +80,24 @@ def test_one_image_of_two_owners_is_told_from_two_of_one(tmp_path, rows):
   assert "1 are of several users" in text
 
 
+def test_one_image_of_the_same_owners_is_told_from_one_of_others(
+  tmp_path, rows
+):
+  embedding, label = rows
+  embedding[1] = embedding[0]
+  embedding[3] = embedding[2]
+  unit_id = np.stack([np.arange(10), np.full(10, 20)], axis=1)
+  unit_id[1] = unit_id[0]
+  cache = write_rows(
+    tmp_path / "cache", embedding, label, unit_id=unit_id, num_classes=2
+  )
+  found = find_duplicates(cache)
+  assert (found.images, found.across_units) == (2, 1)
+  text = describe_duplicates(found, cache.info)["exact duplicates"]
+  assert "the rows of 1 are not all of the same users" in text
+  assert "give all copies all owners" in text
+
+
 def test_equal_embeddings_of_an_import_are_one_unit(tmp_path, rows):
   embedding, label = rows
   embedding[[3, 9]] = embedding[1]
@@ -90,6 +108,32 @@ def test_equal_embeddings_of_an_import_are_one_unit(tmp_path, rows):
   assert unit_id[3] == unit_id[9] == unit_id[1]
   assert len(np.unique(unit_id)) == 8
   assert unit_id.min() >= 0
+
+
+def test_a_broken_image_takes_its_part_of_its_owners_weight(tmp_path):
+  """Who is in which image is public, and what is in it is not."""
+  paths = write_folder(tmp_path / "photos", 6, bad=(2,))
+  lines = ["file,person"]
+  for place, path in enumerate(paths):
+    name = path.relative_to(tmp_path / "photos")
+    lines += [f"{name},ann", f"{name},p{place}"]
+  (tmp_path / "owners.csv").write_text("\n".join(lines))
+  job = job_of(
+    tmp_path / "photos",
+    settings={"units": str(tmp_path / "owners.csv")},
+    on_decode_error="skip",
+  )
+
+  run_extraction(job, str(tmp_path / "cache"))
+
+  cache = open_cache(str(tmp_path / "cache"))
+  found = columns(cache)
+  assert cache.info.unit == "person" + FIXED_GRAPH
+  assert cache.info.owners_per_row == 2
+  assert found["example_id"].tolist() == [0, 1, 3, 4, 5]
+  assert found["weight_divisor"].tolist() == [6] * 5
+  assert found["unit_id"].shape == (5, 2)
+  assert not check_cache(cache.path)
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from oneshot_dp.configs.extract_config import NO_OWNER
+from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache import keys
 from oneshot_dp.extract.cache.format import image_key
 from oneshot_dp.extract.cache.keys import (
@@ -9,8 +11,16 @@ from oneshot_dp.extract.cache.keys import (
   embedding_keys,
   keys_of,
 )
+from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.extract.cache.write import write_cache
-from tests.extract.cache.caches import imported, make_info, make_rows, run_job
+from tests.extract.cache.caches import (
+  columns,
+  imported,
+  make_info,
+  make_rows,
+  run_job,
+)
+from tests.sample_caches import clusters, write_rows
 
 
 def rows(n=1000, d=192, seed=0, kind="normal"):
@@ -158,3 +168,34 @@ def test_of_very_many_rows_all_caches_keep_the_same_sample(
   for kind, words in found.items():
     np.testing.assert_array_equal(words, every[kind][:64])
   assert max(held) <= 2 * 64 + 8
+
+
+def test_all_owners_of_rows_are_known_by_number(tmp_path):
+  embedding, label = clusters()
+  owners = np.full((len(label), 2), NO_OWNER)
+  owners[:, 0] = np.arange(len(label)) // 2
+  owners[::3, 1] = 1000
+  cache = write_rows(tmp_path / "cache", embedding, label, unit_id=owners)
+  alone = write_rows(
+    tmp_path / "alone", embedding[:1], label[:1], unit_id=np.array([1000])
+  )
+
+  units = keys_of(cache)["unit"]
+
+  assert len(units) == len(label) // 2 + 1
+  assert keys_of(alone)["unit"][0] in units
+
+
+def test_rows_of_several_owners_are_in_a_part_by_their_own_bytes(tmp_path):
+  embedding, label = clusters()
+  owners = np.zeros((len(label), 2), int)
+  owners[:, 1] = 1 + np.arange(len(label)) % 2
+  rows = {"unit_id": owners}
+  shared = write_rows(tmp_path / "shared", embedding, label, **rows)
+  plain = write_rows(tmp_path / "plain", embedding, label)
+  ids = []
+  for cache in (shared, plain):
+    part = open_cache(cache.path, Part(0, 80))
+    ids.append(columns(part)["example_id"].tolist())
+  assert ids[0] == ids[1]
+  assert 100 < len(ids[0]) < len(label)

@@ -150,8 +150,9 @@ def test_examples_are_in_the_order_of_the_bytes_of_their_paths(tmp_path):
   source = open_dataset(tmp_path)
   assert contents(source) == sorted(paths, key=os.fsencode)
   assert source.class_names == folders
-  for label, image, _ in source:
-    assert image.decode().split("/")[0] == folders[label]
+  for example in source:
+    folder = example.image.decode().split("/")[0]
+    assert folder == folders[example.label]
 
 
 @pytest.fixture

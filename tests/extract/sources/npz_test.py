@@ -42,10 +42,12 @@ def test_an_npz_of_any_integers_has_its_rows_as_examples(
     assert (len(source), source.name, source.split) == (7, "pets", "all")
     assert source.class_names == ("cat", "dog", "eel")
     assert source.display_path(3) == f"{path}[3]"
-    for row, (label, image, _) in enumerate(source):
-      np.testing.assert_array_equal(image, values["image"][row], strict=True)
-      assert type(label) is int
-      assert label == row % 3
+    for row, example in enumerate(source):
+      np.testing.assert_array_equal(
+        example.image, values["image"][row], strict=True
+      )
+      assert type(example.label) is int
+      assert example.label == row % 3
 
 
 def test_an_npz_that_changed_is_another_source_and_is_not_read(tmp_path):

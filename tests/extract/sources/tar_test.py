@@ -2,6 +2,7 @@
 
 import pytest
 
+from oneshot_dp.extract.sources.source import Example
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import open_dataset, write_tar
 
@@ -32,7 +33,8 @@ def test_a_tar_with_files_beside_its_samples_is_read_without_them(tmp_path):
   sample = {"./b/1.png": b"x", "./b/1.cls": b"1"}
   others = {"__MACOSX/b/1.png": b"y", "b/.1.png": b"z", "README": b""}
   write_tar(tmp_path / "x.tar", others | sample)
-  assert [*open_dataset(tmp_path / "x.tar", num_classes=2)] == [(1, b"x", None)]
+  source = open_dataset(tmp_path / "x.tar", num_classes=2)
+  assert [*source] == [Example(1, b"x")]
 
 
 def test_a_tar_without_samples_has_no_examples(tmp_path):

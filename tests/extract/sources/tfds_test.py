@@ -15,6 +15,7 @@ import tensorflow_datasets as tfds
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.job.listing import encode_header, listing_digest
+from oneshot_dp.extract.sources.source import Example
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
   encode_png,
@@ -107,7 +108,7 @@ def test_reads_file_bytes_and_labels_of_each_split(data_dir):
     found = pets(data_dir, split=split)
     assert (found.name, found.split) == ("oneshot_pets/plain", split)
     assert (found.class_names, found.unit) == (CLASSES, "example")
-    expected = [(row % 3, encode_png(row), None) for row in rows]
+    expected = [Example(row % 3, encode_png(row)) for row in rows]
     indices = [i * 7 % len(rows) for i in range(300)]
     for source in (found, reopen_from_listing(found)):
       assert [*source] == expected
