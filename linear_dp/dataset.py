@@ -69,6 +69,10 @@ class PrivateDataset:
     """Whether units of many rows share no row, so that each can lie whole."""
     return self.has_units and not self.has_several_owners
 
+  def whole_units(self, block: Block) -> Int64[np.ndarray, " r"]:
+    """The unit of each row of a block; rows that units share stand alone."""
+    return block["unit_id" if self.has_whole_units else "example_id"]
+
   def row_weights(self, block: Block) -> Int32[np.ndarray, " r"]:
     """What each row of a block weighs, unless it is of zeros.
 

@@ -226,11 +226,11 @@ def rows_of(
   num_rows = _chunk_rows(data, mesh.size)
   sharding = NamedSharding(mesh, DATA)
 
-  def iter_stored_chunks() -> Iterator[Chunk]:
+  def stored_chunks() -> Iterator[Chunk]:
     for chunk, _ in _integer_chunks(data, max_inverse_norm, num_rows, sharding):
       yield chunk
 
-  def iter_unit_chunks() -> Iterator[Chunk]:
+  def unit_chunks() -> Iterator[Chunk]:
     stored = _integer_chunks(data, max_inverse_norm, num_rows, sharding)
     # Rows at norm 1 are directions: so are their means.
     mean_norm = None
@@ -260,9 +260,7 @@ def rows_of(
     note = "A TPU's host makes the sums, in its float64."
   return Rows(
     data=data,
-    iter_chunks=(
-      iter_unit_chunks if data.has_whole_units else iter_stored_chunks
-    ),
+    iter_chunks=unit_chunks if data.has_whole_units else stored_chunks,
     identity=identity,
     feature_dim=data.feature_dim,
     weight_norm_order=weight_norm_order,
@@ -385,16 +383,13 @@ def _regrouped(
 def _part_of(
   data: PrivateDataset, block: Block, max_inverse_norm: float
 ) -> _Part:
-  example_id = block["example_id"]
-  # Rows that share owners lie alone, wherever they come.
-  unit = block["unit_id"] if data.has_whole_units else example_id
   return _Part(
     embedding=block["embedding"],
     scale=row_scale(
       block["embedding_norm"], data.feature_dim, max_inverse_norm
     ),
     label=block["label"],
-    example_id=example_id,
-    unit=unit,
+    example_id=block["example_id"],
+    unit=data.whole_units(block),
     weight=data.row_weights(block),
   )

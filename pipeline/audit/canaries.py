@@ -24,7 +24,6 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import has_several_owners
 from oneshot_dp.linear_dp.dataset import Block, PrivateDataset
 from oneshot_dp.linear_dp.quantize import ROW_NORM
 from oneshot_dp.linear_dp.rows import Chunk, Rows
@@ -141,8 +140,7 @@ class Canaries:
     }
     if self.unit != "example":
       columns["unit_id"] = _FIRST_ID + canary
-    if has_several_owners(self.unit):
-      # Each canary is the only owner of its rows.
+    if self.real is not None and self.real.has_several_owners:
       columns["unit_id"] = columns["unit_id"][:, None]
       columns["weight_divisor"] = np.full(len(canary), self.rows_each)
     return columns
