@@ -1,0 +1,65 @@
+"""Which files of a folder are imported, and that they agree on the classes."""
+
+from pathlib import Path
+
+import pytest
+
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.pipeline.import_table import import_table
+from tests.pipeline.vector_tables import K, write_parquet_split
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+  """Relative names, since a split is also looked for in folders' names."""
+  monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def two_splits():
+  """A folder of two files, each named after its split."""
+  folder = Path("vectors")
+  write_parquet_split(folder, "train-0.parquet", [0, 1, 2])
+  write_parquet_split(folder, "test-0.parquet", [0, 1])
+  return folder
+
+
+def test_files_of_another_split_are_not_imported(two_splits):
+  cache = import_table(two_splits, Path("c"), split="test", num_classes=K)
+
+  assert cache.info.split == "test"
+  assert cache.info.source_num_examples == 2
+
+
+def test_one_of_several_splits_has_to_be_named(two_splits):
+  with pytest.raises(InputError, match="--split"):
+    import_table(two_splits, Path("c"), num_classes=K)
+
+
+def test_partitions_of_another_split_are_not_imported():
+  folder = Path("vectors")
+  write_parquet_split(folder / "split=train", "part-0.parquet", [0, 1, 2])
+  write_parquet_split(folder / "split=test", "part-0.parquet", [0, 1])
+
+  cache = import_table(folder, Path("c"), split="train", num_classes=K)
+
+  assert cache.info.source_num_examples == 3
+
+
+def test_a_file_that_says_its_split_is_of_no_other():
+  write_parquet_split(Path(), "vectors-test.parquet", [0, 1])
+
+  with pytest.raises(InputError, match="--split 'train' is none of"):
+    import_table(
+      Path("vectors-test.parquet"), Path("c"), split="train", num_classes=K
+    )
+
+
+def test_files_with_classes_in_another_order_are_refused():
+  """A label would be another class in one file than in the other."""
+  folder = Path("vectors")
+  write_parquet_split(folder, "a.parquet", [0, 1], ["cat", "dog"])
+  write_parquet_split(folder, "b.parquet", [0, 1], ["dog", "cat"])
+
+  with pytest.raises(InputError, match="defines different classes"):
+    import_table(folder, Path("c"))
