@@ -95,6 +95,19 @@ def test_sound_runs_raise_no_alarm(balanced, rows_each):
   assert max(bounds.gaussian, bounds.blind) <= 4.4
 
 
+@pytest.mark.parametrize("balanced", [False, True])
+def test_class_counts_are_attacked_where_a_head_is_balanced(balanced):
+  canaries = Canaries(count=100, dim=64, num_classes=4)
+  rows, _ = sample_canaries(canaries, "auto")
+  claim = Claim("auto", 4.0, DELTA, balanced)
+
+  observed = observe_training(rows, claim)
+
+  names = {release.name for release in observed}
+  assert ("class counts" in names) == balanced
+  assert "gradient" in names
+
+
 def change_noise(monkeypatch, change):
   """Changes the noise of every release."""
   monkeypatch.setattr(

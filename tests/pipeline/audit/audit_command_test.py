@@ -51,6 +51,22 @@ def test_audit_of_a_cache_is_charged_and_reaches_a_quarter_of_its_claim(
   assert not Ledger(ledger_file).heads()
 
 
+def test_audit_of_a_balanced_head_among_real_rows_is_charged_and_sound(
+  capsys, monkeypatch, tmp_path, ledger_file
+):
+  monkeypatch.setattr(bounds, "ERROR", 1e-6)
+  write_clusters(tmp_path / "c", dataset="private")
+  words = [*CLAIM, "--cache", tmp_path / "c", "--head", "auto", "--balanced"]
+
+  out, _ = succeeds(capsys, *words, "--canaries", 500, "--json")
+
+  found = json.loads(out)
+  assert found["ok"] is True
+  assert found["balanced"] is True
+  (entry,) = Ledger(ledger_file).entries("private")
+  assert spent([entry]) == mu_squared_from_epsilon(4.0, DELTA)
+
+
 def test_audit_above_a_cap_is_refused_and_charges_nothing(
   capsys, tmp_path, ledger_file
 ):
