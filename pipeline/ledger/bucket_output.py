@@ -10,6 +10,7 @@ another container: what the ledger has noted is found there, and the rest of
 these very bytes is put.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -69,9 +70,9 @@ class BucketOutput:
     """Takes the place, or refuses, once it is sure that it can be written.
 
     Raises:
-      InputError: another process of this machine writes it, something else is
-        there already, or the credentials do not allow to list, put and remove
-        objects.
+      InputError: another process with this ledger writes it, something else
+        is there already, or the credentials do not allow to list, put and
+        remove objects.
       RunError: the disk or the store refuses.
     """
     if self._ledger is None:
@@ -153,15 +154,19 @@ class BucketOutput:
     handle = lock_folder(work_folder, self.path)
     # Two machines may share the ledger's disk. There flock may hold on each
     # alone, but SQLite's kind of lock holds between them, or it is no place for
-    # a ledger. Without it one could put what the other has noted nothing of.
-    try:
+    # a ledger. Without it one could put what the other has not noted.
+    is_held = False
+    with contextlib.suppress(BlockingIOError, PermissionError):
       fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+      # Whoever held it before removes the folder as its last act.
+      lock_file = os.stat(work_folder / "lock")
+      is_held = os.path.samestat(os.fstat(handle), lock_file)
+    if not is_held:
       os.close(handle)
       raise InputError(
         f"another run is writing {self.path}; wait for it, or choose another"
         " place."
-      ) from None
+      )
     return handle
 
   def _refuse_other_objects(self) -> None:

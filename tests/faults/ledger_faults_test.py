@@ -4,6 +4,7 @@ ONESHOT_DP_KILLS=200 pytest tests/faults/ledger_faults_test.py is the long form.
 """
 
 import contextlib
+import os
 import random
 import resource
 import sqlite3
@@ -15,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract import places
 from oneshot_dp.linear_dp.accounting import epsilon_of
 from oneshot_dp.pipeline.ledger import delivery
 from oneshot_dp.pipeline.ledger.entries import Cap, spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from tests.extract import object_server
 from tests.faults import writers
 from tests.faults.harness import KILLS, everything_in
 from tests.pipeline.command_line import start
@@ -173,6 +176,41 @@ def test_delivery_that_is_killed_has_one_charge_and_shows_noted_heads(path):
     assert len({head.charge for head in heads.values()}) == 1
   assert delivery.find_heads(out) == Ledger(path).heads()
   assert len(Ledger(path).entries()) == count
+
+
+def test_delivery_into_a_bucket_that_is_killed_has_one_charge(
+  path, tmp_path, monkeypatch
+):
+  """Two at once, killed at random moments, until one ends by itself."""
+  count = 10 + KILLS
+  draw = random.Random(1)
+  kills = 0
+  usual_seconds = 0.1
+  with object_server.served(monkeypatch, tmp_path) as server:
+    for i in range(count):
+      url = f"s3://{object_server.BUCKET}/run-{i}"
+      last = f"run-{i}/heads/2/receipt.json"
+      words = [writers.deliver_to_bucket, path, url, dict(os.environ)]
+      while last not in server.objects:
+        processes = [writers.started(*words)[0] for _ in range(2)]
+        for process in processes:
+          process.join(draw.random() * 1.2 * usual_seconds)
+          if process.exitcode is None:
+            process.kill()
+            kills += 1
+            usual_seconds *= 1.05
+          process.join()
+        seen = {name.partition("/")[0] for name in server.objects}
+        noted = Ledger(path).heads() if path.exists() else {}
+        for name in seen:
+          found = delivery.find_heads(places.Url(f"s3://data/{name}"))
+          assert found.items() <= noted.items()
+
+    assert kills > count / 2
+    shown = delivery.find_heads(places.Url(f"s3://{object_server.BUCKET}"))
+    assert len(shown) == 3 * count
+    assert shown == Ledger(path).heads()
+    assert len(Ledger(path).entries()) == count
 
 
 @pytest.fixture
