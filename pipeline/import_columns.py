@@ -1,5 +1,6 @@
 """What an import asks for, and what its columns are called in a file."""
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, get_args
@@ -10,6 +11,8 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EmbeddingDtype, SourceConfig
 from oneshot_dp.pipeline.vector_files import CLASS_NAMES, VectorFile
 
+MAX_FEATURE_DIM = 1 << 20
+"""Width of an embedding: 4 MiB, several times that of any network's layer."""
 _DTYPES: dict[str, EmbeddingDtype] = {t: t for t in get_args(EmbeddingDtype)}
 
 
@@ -194,6 +197,9 @@ def embedding_blocks(
   """
   import ml_dtypes
 
+  path = file.path
+  # Of an npz the width is known before a vector is read.
+  _check_width(path, *file.shapes[columns.embedding][1:])
   for block in file.blocks(columns.embedding):
     vectors = block
     if vectors.dtype == np.dtype("V2"):  # as numpy.savez writes bfloat16
@@ -201,11 +207,22 @@ def embedding_blocks(
     is_float = vectors.dtype.kind == "f" or vectors.dtype == ml_dtypes.bfloat16
     if not is_float or vectors.ndim != 2 or not vectors.shape[1]:
       raise InputError(
-        f"{file.path}: embedding has dtype {vectors.dtype!s:.60} and rows"
+        f"{path}: embedding has dtype {vectors.dtype!s:.60} and rows"
         f" of shape {vectors.shape[1:]}; it must be floats [n, d], d at least"
         " 1: save it as float32."
       )
+    _check_width(path, vectors.shape[1])
     yield vectors
+
+
+def _check_width(path: str, *shape: int) -> None:
+  """InputError: a vector is so wide that no head can be trained on it."""
+  width = math.prod(shape)
+  if width > MAX_FEATURE_DIM:
+    raise InputError(
+      f"{path}: an embedding of {width:,} numbers, and {MAX_FEATURE_DIM:,} are"
+      " the most: give embeddings of a network, not its pixels."
+    )
 
 
 def embedding_dtype(

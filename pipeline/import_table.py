@@ -55,6 +55,7 @@ from oneshot_dp.pipeline.vector_files import (
   read_column,
 )
 
+_MOST_SHARD_BYTES = 1 << 28
 _UNNAMED_SPLIT = "all"
 """What `split_tables` calls the split of files whose names tell of none."""
 _DEFAULT_SPLIT = "train"
@@ -166,8 +167,18 @@ def import_table(
     ),
     unit=unit,
     id_source=id_source,
+    shard_rows=_shard_rows(first.shape[1]),
   )
   return write_cache(out, info, _blocks(tables, example_id))
+
+
+def _shard_rows(feature_dim: int) -> int:
+  """Rows of a shard: the usual number, or fewer of very wide vectors.
+
+  A shard is in memory while it is made.
+  """
+  most = _MOST_SHARD_BYTES // (4 * feature_dim)
+  return max(1, min(CacheInfo.shard_rows, most))
 
 
 def _list_files(request: ImportRequest) -> tuple[str, str, list[VectorFile]]:

@@ -23,6 +23,7 @@ from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,
   check_bytes,
   check_rows,
+  check_unfolding,
 )
 from oneshot_dp.extract.sources.listed_files import File, opened
 from oneshot_dp.extract.sources.location import partition_columns
@@ -34,6 +35,7 @@ CLASS_NAMES = "class_names"
 
 _BLOCK_BYTES = 1 << 24
 _BLOCK_ROWS = 1024
+_VALUE_BYTES = 8  # of a double
 NPZ = "npz (write it again)"
 _PARQUET = "Parquet file (write it again)"
 
@@ -112,7 +114,12 @@ def read_column(vectors: VectorFile, name: str) -> np.ndarray:
     InputError: it is damaged, or has too many rows to be in memory.
   """
   check_rows(vectors.path, vectors.shapes[name][0])
-  blocks = list(vectors.blocks(name))
+  blocks = []
+  num_bytes = 0
+  for block in vectors.blocks(name):
+    num_bytes += block.nbytes
+    check_bytes(vectors.path, f"{name!r}", num_bytes, MAX_COLUMN_BYTES)
+    blocks.append(block)
   if not blocks:
     return np.zeros(0)
   return np.concatenate(blocks)
@@ -228,12 +235,13 @@ class ParquetVectors:
 
   def __init__(self, file: File, root: str):
     import pyarrow as pa
+    from pyarrow import parquet
 
     self.path = file.path
     self._file = file
     self.shapes: dict[str, tuple[int, ...]] = {}
     with opened(file, _PARQUET) as content:
-      table = _open_parquet(content)
+      table = parquet.ParquetFile(content)
       rows = table.metadata.num_rows
       schema = table.schema_arrow
       self._class_labels = class_labels(schema.metadata)
@@ -254,14 +262,35 @@ class ParquetVectors:
       check_rows(self.path, self.shapes[name][0])
       yield np.full(self.shapes[name], self._partitions[name], object)
       return
+    # Arrow takes a third of a second to import.
+    from oneshot_dp.extract.sources.parquet_columns import open_parquet
+
     with opened(self._file, _PARQUET) as content:
-      table = _open_parquet(content)
+      table = open_parquet(content, name)
+      self._check_column(table, name)
       first_row = 0
       for group in range(table.metadata.num_row_groups):
         for column in self._columns(table, group, name, first_row):
           _check_values(self.path, name, column, first_row)
           first_row += len(column)
           yield _to_numpy(self.path, name, column)
+
+  def _check_column(self, table: Any, name: str) -> None:
+    """Refuses a column that unfolds to far more than the file has."""
+    stored = 0
+    encoded = 0
+    num_values = 0
+    for group in range(table.metadata.num_row_groups):
+      for column in _chunks(table, group, name):
+        stored += column.total_compressed_size
+        encoded += column.total_uncompressed_size
+        num_values += column.num_values
+    what = f"column {name!r}"
+    unfolded = max(encoded, _VALUE_BYTES * num_values)
+    check_unfolding(self.path, what, unfolded, stored, MAX_COLUMN_BYTES)
+    # Labels and owners are in memory together, but for vectors.
+    if self.shapes[name] == self.shapes[name][:1]:
+      check_bytes(self.path, what, encoded, MAX_COLUMN_BYTES)
 
   def _columns(
     self, table: Any, group: int, name: str, first_row: int
@@ -299,10 +328,10 @@ class ParquetVectors:
     metadata = table.metadata.row_group(group)
     check_rows(self.path, metadata.num_rows)
     group_bytes = 0
-    for i in range(metadata.num_columns):
-      column = metadata.column(i)
-      if column.path_in_schema.split(".")[0] == name:
-        group_bytes += column.total_uncompressed_size
+    for column in _chunks(table, group, name):
+      # Equal numbers are short in their pages, where they are runs.
+      encoded = column.total_uncompressed_size
+      group_bytes += max(encoded, _VALUE_BYTES * column.num_values)
     row_bytes = group_bytes // max(1, metadata.num_rows)
     check_bytes(self.path, f"a row of {name!r}", row_bytes, MAX_COLUMN_BYTES)
     return max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
@@ -314,10 +343,13 @@ class ParquetVectors:
     return bool(self._class_labels.get(label))
 
 
-def _open_parquet(content: BinaryIO) -> Any:
-  from pyarrow import parquet
-
-  return parquet.ParquetFile(content)
+def _chunks(table: Any, group: int, name: str) -> Iterator[Any]:
+  """Yields what the footer says of a column in a row group."""
+  metadata = table.metadata.row_group(group)
+  for i in range(metadata.num_columns):
+    column = metadata.column(i)
+    if column.path_in_schema.split(".")[0] == name:
+      yield column
 
 
 def _check_values(path: str, name: str, column: Any, first_row: int) -> None:
@@ -336,16 +368,22 @@ def _to_numpy(path: str, name: str, column: Any) -> np.ndarray:
   """
   import pyarrow as pa
 
+  from oneshot_dp.extract.sources.parquet_columns import STRINGS, python_values
+
   # Writers of Parquet wrap vectors and strings in several ways. Each is reduced
   # to what lies below it, and what is left must be one of three plain types.
   if isinstance(column.type, pa.BaseExtensionType):
     column = column.storage
   if pa.types.is_dictionary(column.type):
-    column = column.dictionary_decode()
+    values = python_values(path, name, column)
+    if pa.types.is_integer(column.type.value_type):
+      return np.array(values, np.int64)
+    if column.type.value_type in STRINGS:
+      return np.array(values, object)
   if pa.types.is_integer(column.type):
     return column.to_numpy(zero_copy_only=False)
-  if column.type in (pa.string(), pa.large_string(), pa.string_view()):
-    return np.array(column.to_pylist(), object)
+  if column.type in STRINGS:
+    return np.array(python_values(path, name, column), object)
   if not pa.types.is_nested(column.type):
     raise InputError(
       f"{path}: {name} is of type {column.type!s:.60}; labels and owners are"

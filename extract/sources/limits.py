@@ -19,10 +19,14 @@ MAX_ROWS = 1 << 23
 """Rows of one file: each takes about 100 bytes while the file is listed."""
 MAX_COLUMN_BYTES = 1 << 28
 """Labels, or units, of one file, before they are unfolded to Python's."""
+MAX_WORD_BYTES = 1 << 16
+"""The name of a class, or of an owner, in a table."""
 MAX_IMAGE_BYTES = 1 << 28
 """One image before it is decoded: a file, a member of a tar, a cell."""
 MAX_ARRAY_BYTES = 1 << 30
 """Images of one file that are in memory together."""
+_MOST_UNFOLDING = 1000
+"""How many times its bytes on the disk a part of a file may unfold to."""
 
 
 def check_rows(path: str, rows: int) -> None:
@@ -52,6 +56,28 @@ def check_bytes(path: str, what: str, size: int, most: int) -> None:
     raise InputError(
       f"{path!r}: {what} unfolds to {size:,} bytes, and may have {most:,}: make"
       " it smaller, or write it as several files."
+    )
+
+
+def check_unfolding(
+  path: str, what: str, size: int, stored: int, most: int
+) -> None:
+  """Raises InputError where few bytes unfold to many: no real data do.
+
+  A column of Parquet may be a few runs of one value, or rows that all refer to
+  one cell: its footer does not say what it unfolds to.
+
+  Args:
+    path: of the file.
+    what: the part of it, for the message.
+    size: bytes that it unfolds to.
+    stored: bytes that it takes in the file.
+    most: bytes that any part may unfold to.
+  """
+  if size > most and size > _MOST_UNFOLDING * stored:
+    raise InputError(
+      f"{path!r}: {what} unfolds from {stored:,} bytes to {size:,}, more than"
+      f" {_MOST_UNFOLDING:,} times as many: write the file anew without it."
     )
 
 

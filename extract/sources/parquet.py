@@ -25,21 +25,27 @@ from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_format import FileRows, ImageData
 from oneshot_dp.extract.sources.labels import class_labels, resolve_choice
 from oneshot_dp.extract.sources.limits import (
-  MAX_COLUMN_BYTES,
+  MAX_ARRAY_BYTES,
   MAX_IMAGE_BYTES,
   check_bytes,
   check_rows,
+  check_unfolding,
 )
 from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.location import partition_columns
+from oneshot_dp.extract.sources.parquet_columns import (
+  STRINGS,
+  column_bytes,
+  open_parquet,
+  read_values,
+  row_groups,
+  unfolded_bytes,
+)
 
 _BINARY = (pa.binary(), pa.large_binary(), pa.binary_view())
-_STRINGS = (pa.string(), pa.large_string(), pa.string_view())
 _PARQUET = "Parquet file"
 _BATCH_BYTES = 1 << 25
-_VALUES_AT_ONCE = 1 << 16
 _KEPT_BYTES = 1 << 29
-_PAGE_BUFFER = 1 << 20
 
 
 class _Batch(NamedTuple):
@@ -63,6 +69,8 @@ class _GroupReader:
     self._group = group
     self._batches: Iterator[Any] = iter(())
     self._next_row = 0
+    self._unfolded_bytes = 0
+    self._fault: InputError | None = None
     self.pixel_shape: tuple[int, ...] = ()
     self.kept: list[_Batch] = []
 
@@ -84,7 +92,13 @@ class _GroupReader:
     if row < self._next_row or not self._next_row:
       self._batches = self._open()
       self._next_row = 0
+      self._unfolded_bytes = 0
+    # Threads ask for thousands of rows of a group that was refused at its
+    # first: it is not read again for each.
+    if self._fault is not None:
+      raise self._fault
     for images in self._batches:
+      self._check_unfolding(images)
       batch = _Batch(self._next_row, images)
       self._next_row += len(images)
       if row < self._next_row:
@@ -94,7 +108,7 @@ class _GroupReader:
 
   def _open(self) -> Iterator[Any]:
     with listed_files.reopened(self._file, _PARQUET) as content:
-      table = _open_parquet(content, self._column)
+      table = open_parquet(content, self._column)
       self.pixel_shape = noted_shape(table.schema_arrow.field(self._column))
       metadata = table.metadata.row_group(self._group)
       rows = _rows_per_batch(metadata, self._column)
@@ -102,6 +116,21 @@ class _GroupReader:
         rows, row_groups=[self._group], columns=[self._column]
       ):
         yield batch.column(0)
+
+  def _check_unfolding(self, images: pa.Array) -> None:
+    """InputError: rows refer to one cell so often that it takes hours."""
+    self._unfolded_bytes += unfolded_bytes(images)
+    try:
+      check_unfolding(
+        self._file.path,
+        f"column {self._column!r}",
+        self._unfolded_bytes,
+        self._file.size,
+        MAX_ARRAY_BYTES,
+      )
+    except InputError as error:
+      self._fault = error
+      raise
 
 
 class _Readers:
@@ -226,57 +255,10 @@ def _column_values(
   return read_values(content, path, column)
 
 
-def read_values(content: Any, path: str, column: str) -> list[Any]:
-  """The integers or strings of a column, and None where there is a null."""
-  table = _open_parquet(content, column)
-  sizes = [_column_bytes(group, column) for group in _row_groups(table)]
-  check_bytes(path, f"column {column!r}", sum(sizes), MAX_COLUMN_BYTES)
-  values: list[Any] = []
-  for batch in table.iter_batches(_VALUES_AT_ONCE, columns=[column]):
-    array = batch.column(0)
-    if pa.types.is_dictionary(array.type):
-      # Rows share their words, which may be long.
-      words = array.dictionary.to_pylist()
-      for index in array.indices.to_pylist():
-        values.append(None if index is None else words[index])
-    else:
-      values += array.to_pylist()
-    check_rows(path, len(values))
-  return values
-
-
-def _open_parquet(content: Any, column: str) -> parquet.ParquetFile:
-  """Opens a file to read a column by its pages, and dictionaries as they are.
-
-  A dictionary may have one cell of 100 MB that each of a thousand rows refers
-  to; Arrow would make a thousand copies of it.
-  """
-  content.seek(0)
-  metadata = parquet.read_metadata(content)
-  leaves = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-  with_bytes = [
-    leaf.path
-    for leaf in leaves
-    if leaf.physical_type == "BYTE_ARRAY" and _is_part(leaf.path, column)
-  ]
-  content.seek(0)
-  return parquet.ParquetFile(
-    content,
-    metadata=metadata,
-    read_dictionary=with_bytes,
-    buffer_size=_PAGE_BUFFER,
-  )
-
-
-def _is_part(path: str, column: str) -> bool:
-  """Whether a leaf of the schema belongs to a column."""
-  return path == column or path.startswith(f"{column}.")
-
-
 def _locations(content: Any, path: str) -> np.ndarray:
   """The row group of each row, and its number in the group."""
   content.seek(0)
-  groups = _row_groups(parquet.ParquetFile(content))
+  groups = row_groups(parquet.ParquetFile(content))
   sizes = [group.num_rows for group in groups]
   for size in sizes:
     check_rows(path, size)
@@ -290,26 +272,8 @@ def _locations(content: Any, path: str) -> np.ndarray:
   return locations
 
 
-def _row_groups(table: parquet.ParquetFile) -> list[Any]:
-  metadata = table.metadata
-  return [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-
-
-def _column_bytes(group: Any, column: str) -> int:
-  """Bytes of a column in a row group, unpacked.
-
-  Pixels of one color are short in their pages, where they are encoded by runs.
-  """
-  chunks = [group.column(i) for i in range(group.num_columns)]
-  return sum(
-    max(chunk.total_uncompressed_size, chunk.num_values)
-    for chunk in chunks
-    if _is_part(chunk.path_in_schema, column)
-  )
-
-
 def _rows_per_batch(group: Any, column: str) -> int:
-  bytes_per_row = _column_bytes(group, column) / max(1, group.num_rows)
+  bytes_per_row = column_bytes(group, column) / max(1, group.num_rows)
   return max(1, min(1024, int(_BATCH_BYTES / max(1.0, bytes_per_row))))
 
 
@@ -348,7 +312,7 @@ def _check_column(
   kind = schema.field(name).type
   if pa.types.is_dictionary(kind):
     kind = kind.value_type
-  if not (pa.types.is_integer(kind) or kind in _STRINGS):
+  if not (pa.types.is_integer(kind) or kind in STRINGS):
     raise InputError(
       f"{path!r}: {flag} {name!r} is {str(kind)[:80]!a}: it must be integers"
       " or strings."

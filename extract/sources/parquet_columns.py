@@ -1,0 +1,115 @@
+"""Columns of Parquet files, read without unfolding what rows share."""
+
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import compute, parquet
+
+from oneshot_dp.extract.sources.limits import (
+  MAX_COLUMN_BYTES,
+  MAX_WORD_BYTES,
+  check_bytes,
+  check_rows,
+)
+
+STRINGS = (pa.string(), pa.large_string(), pa.string_view())
+_VALUES_AT_ONCE = 1 << 16
+_PAGE_BUFFER = 1 << 20
+_compute: Any = compute  # whose functions are made when it is imported
+
+
+def read_values(content: Any, path: str, column: str) -> list[Any]:
+  """The integers or strings of a column, and None where there is a null."""
+  table = open_parquet(content, column)
+  sizes = [column_bytes(group, column) for group in row_groups(table)]
+  check_bytes(path, f"column {column!r}", sum(sizes), MAX_COLUMN_BYTES)
+  values: list[Any] = []
+  for batch in table.iter_batches(_VALUES_AT_ONCE, columns=[column]):
+    values += python_values(path, column, batch.column(0))
+    check_rows(path, len(values))
+  return values
+
+
+def python_values(path: str, column: str, array: pa.Array) -> list[Any]:
+  """The values of a batch of a column; of a dictionary, rows share them.
+
+  InputError: one is too long for a class or an owner.
+  """
+  is_dictionary = pa.types.is_dictionary(array.type)
+  words = array.dictionary if is_dictionary else array
+  if words.type in STRINGS:
+    # A thousand rows may have one word of megabytes, and each is hashed.
+    longest = _compute.max(_lengths(words)).as_py() or 0
+    check_bytes(path, f"a value of {column!r}", longest, MAX_WORD_BYTES)
+  if not is_dictionary:
+    return array.to_pylist()
+  shared = words.to_pylist()
+  values: list[Any] = []
+  for index in array.indices.to_pylist():
+    values.append(None if index is None else shared[index])
+  return values
+
+
+def open_parquet(content: Any, column: str) -> parquet.ParquetFile:
+  """Opens a file to read a column by its pages, and dictionaries as they are.
+
+  A dictionary may have one cell of 100 MB that each of a thousand rows refers
+  to; Arrow would make a thousand copies of it.
+  """
+  content.seek(0)
+  metadata = parquet.read_metadata(content)
+  leaves = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+  with_bytes = [
+    leaf.path
+    for leaf in leaves
+    if leaf.physical_type == "BYTE_ARRAY" and _is_part(leaf.path, column)
+  ]
+  content.seek(0)
+  return parquet.ParquetFile(
+    content,
+    metadata=metadata,
+    read_dictionary=with_bytes,
+    buffer_size=_PAGE_BUFFER,
+  )
+
+
+def _is_part(path: str, column: str) -> bool:
+  """Whether a leaf of the schema belongs to a column."""
+  return path == column or path.startswith(f"{column}.")
+
+
+def row_groups(table: parquet.ParquetFile) -> list[Any]:
+  """What the footer says of each row group."""
+  metadata = table.metadata
+  return [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+
+
+def column_bytes(group: Any, column: str) -> int:
+  """Bytes of a column in a row group, unpacked.
+
+  Pixels of one color are short in their pages, where they are encoded by runs.
+  """
+  chunks = [group.column(i) for i in range(group.num_columns)]
+  return sum(
+    max(chunk.total_uncompressed_size, chunk.num_values)
+    for chunk in chunks
+    if _is_part(chunk.path_in_schema, column)
+  )
+
+
+def unfolded_bytes(images: pa.Array) -> int:
+  """Bytes of a batch of cells if each row had a copy of its own."""
+  if isinstance(images.type, pa.StructType):
+    place = images.type.get_field_index("bytes")
+    if place < 0:
+      return images.nbytes
+    images = images.field(place)
+  if not isinstance(images, pa.DictionaryArray):
+    return images.nbytes
+  lengths = _lengths(images.dictionary).take(images.indices)
+  return _compute.sum(lengths).as_py() or 0  # None, where all rows are null
+
+
+def _lengths(array: pa.Array) -> pa.Array:
+  """Bytes of each cell of strings or binary cells; null of a null."""
+  return _compute.binary_length(array)
