@@ -282,6 +282,7 @@ class RangeReader(io.RawIOBase):
     return self._position
 
   def readinto(self, buffer: Any) -> int:
+    # Nothing is asked for past the end, which a store answers with an error.
     size = max(0, min(len(buffer), self._size - self._position))
     if size:
       buffer[:size] = self._read_part(self._position, size)

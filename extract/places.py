@@ -149,6 +149,8 @@ def write_new(place: pathlib.Path, data: bytes) -> bool:
   """
   if not isinstance(place, Url):
     return files.write_once(place, data)
+  # Looked for first: of a file that was there with the same bytes,
+  # `write_if_absent` cannot tell that somebody else wrote it.
   if exists(place):
     return False
   return storage.write_if_absent(*_store_and_name(place), data) == data

@@ -308,6 +308,7 @@ def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
     with files.disk_errors(tempfile.gettempdir()):
       file.write(data)
       file.seek(0)  # and flushes
+    # The copy has no name, so it is opened by its handle.
     yield f"/dev/fd/{file.fileno()}", file
 
 

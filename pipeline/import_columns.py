@@ -56,6 +56,7 @@ def candidates(asked: str | None, usual: str) -> tuple[str, ...]:
   Returns:
     Names in the order in which they are looked for.
   """
+  # A name that somebody gave is meant as it is: no other column will do.
   if asked is not None:
     return (asked,)
   return (usual, f"{usual}s")
@@ -179,6 +180,8 @@ def whole_numbers(path: str, name: str, values: np.ndarray) -> np.ndarray:
   Raises:
     InputError: they are not whole numbers [n], or do not fit into int64.
   """
+  # An unsigned number past int64 would turn negative: another id, or a class
+  # that does not exist.
   is_whole = values.dtype.kind in "iu" and values.ndim == 1
   if not is_whole or (values > np.iinfo(np.int64).max).any():
     raise InputError(

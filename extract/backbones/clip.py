@@ -68,6 +68,8 @@ def adapt_weights(network: vit.ViT, arrays: Arrays, image_size: int) -> Arrays:
   Raises:
     ValueError: the image size is smaller than a patch.
   """
+  # A ViT leaves alone what it does not know, such as the projection; an array
+  # that no parameter reads would be refused later on.
   adapted = vit.adapt_weights(network, arrays, image_size)
   if network.embedding != "projection":
     adapted.pop("head.weight", None)

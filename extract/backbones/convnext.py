@@ -101,6 +101,7 @@ def infer_network(arrays: Arrays, embedding: str | None) -> ConvNeXt:
     KeyError: a stage has no first block.
     ValueError: there is no depthwise convolution.
   """
+  # Sizes differ in the depths and widths of their stages; all else is the same.
   blocks = count_blocks(
     arrays, r"stages\.(\d+)\.blocks\.(\d+)\.conv_dw\.weight"
   )
@@ -129,6 +130,7 @@ def adapt_weights(network: ConvNeXt, arrays: Arrays, image_size: int) -> Arrays:
   Raises:
     ValueError: nothing would be left of an image after the last stage.
   """
+  # The stem makes sides four times shorter, each further stage two times.
   stride = 4 * 2 ** (len(network.blocks) - 1)
   if image_size < stride:
     raise ValueError(f"image size {image_size} is below {stride}")

@@ -167,6 +167,7 @@ def infer_network(arrays: Arrays, embedding: str | None) -> NormFree:
     ValueError: channels are no whole number of groups.
   """
   blocks = count_blocks(arrays, r"stages\.(\d+)\.(\d+)\.conv1\.gain")
+  # The stem tells the two kinds apart: one convolution, or four.
   kind = "nf_resnet"
   root = "stem.conv.weight"
   if "stem.conv1.weight" in arrays:

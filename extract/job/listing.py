@@ -200,6 +200,8 @@ def encode_section(source: Source, rows: range) -> bytes:
   section["files"] = source.files[first : last + 1]
   section["columns"] = source.columns[first : last + 1]
   section["locations"] = locations.tolist()
+  # How many rows of its first file lie before the section: errors name a row
+  # by its number in the file.
   begin = int(np.searchsorted(source.locations[:, 0], first))
   section["first_row"] = start - begin
   return json.dumps(section).encode()

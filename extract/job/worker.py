@@ -182,6 +182,8 @@ def extract(index: int, out: str, run: str) -> Iterator[tuple[int, bytes]]:
     the launch was told to stop.
   """
   stop_file = _launches.stop_file(out, run)
+  # Looked at before the backbone is loaded, which takes seconds, and then
+  # after each batch.
   with contextlib.suppress(StoppedError):
     stop_file.check()
     with _naming_the_host(run):
@@ -216,6 +218,7 @@ def put_descriptions(
     out: the directory of the cache.
     run: the name of the launch.
   """
+  # Sorted, so that the file has the same bytes whichever worker came first.
   _, descriptions = group
   put(out, f"shards.{run}", b"[" + b",".join(sorted(descriptions)) + b"]")
 

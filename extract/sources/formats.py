@@ -88,7 +88,11 @@ TABLE_SUFFIXES = _table_suffixes()
 
 
 def format_of(path: str) -> Format:
-  """The format that the name of a file says; else it is taken for an image."""
+  """The format that the name of a file says; else it is taken for an image.
+
+  Args:
+    path: of the file; what follows the last dot counts, in any case.
+  """
   suffix = os.path.splitext(path)[1].lower()
   for kind in FORMATS:
     if suffix in kind.suffixes:

@@ -218,6 +218,8 @@ def class_labels(
       if is_dict and feature.get("_type") == "ClassLabel":
         names = feature.get("names") or ()
         classes[column] = tuple(str(name) for name in names)
+  # The note is JSON of any shape, as the file may be anybody's. One that is not
+  # as `datasets` writes it names no classes, and then a flag has to.
   except (ValueError, AttributeError, TypeError, RecursionError):
     return {}
   return classes

@@ -104,6 +104,8 @@ class ByteCache(Generic[_T]):
       read: makes the value; not called while the value is kept. An error of it
         is raised here, and nothing is kept.
     """
+    # The lock is held while a value is read: threads that want the same one at
+    # the same time would else hold it in memory once each.
     with self._lock:
       if key not in self._values:
         value = read()

@@ -60,6 +60,8 @@ def folders_in(folder: str, files: FileTable) -> list[str]:
     InputError, RunError: a store refuses, or does not answer.
     OSError: a folder on a disk cannot be read.
   """
+  # Files alone do not show a folder that is empty. It may be a class of no
+  # image, and whether it is one must not depend on the images.
   names = {path.partition("/")[0] for path in files.paths() if "/" in path}
   if storage.is_url(folder):
     candidates = storage.folder_names(storage.store_at(folder))
@@ -159,7 +161,16 @@ def opened(file: File, kind: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def readable_as(path: str, kind: str) -> Iterator[None]:
-  """Says in one line that a library finds a file damaged, as an InputError."""
+  """Says in one line that a library finds a file damaged, as an InputError.
+
+  Args:
+    path: of the file, for the message.
+    kind: what it should be, for the message ("Parquet file").
+
+  Raises:
+    InputError: the body raised an error, of whatever kind; errors of ours pass
+      as they are.
+  """
   try:
     yield
   except (InputError, RunError):

@@ -124,6 +124,8 @@ class Npz:
   """
 
   def __init__(self, content: BinaryIO, path: str):
+    # A single array, as numpy.save writes it, is no archive: that mistake has a
+    # fix of its own.
     if not zipfile.is_zipfile(content):
       raise ValueError("use numpy.savez")
     content.seek(0)

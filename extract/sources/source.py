@@ -169,7 +169,14 @@ class Source:
     return path, column, first, second
 
   def name_of(self, index: int) -> str:
-    """Where an example is, by the names of files: a path, or FILE[row]."""
+    """Where an example is, by the names of files: a path, or FILE[row].
+
+    Args:
+      index: of the example in the whole source.
+
+    Raises:
+      IndexError: the example is not in the part that this process knows.
+    """
     place = self._place(index)
     number = place
     if self.locations is not None:

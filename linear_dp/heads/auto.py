@@ -101,7 +101,11 @@ class BudgetSplit:
 def split_budget(
   *, counts_units: bool, balanced: bool, centered: bool, whitened: bool
 ) -> BudgetSplit:
-  """Decides what part of a head's μ² each release costs."""
+  """Decides what part of a head's μ² each release costs.
+
+  The arguments say which of them are made. What is not released costs
+  nothing, and the steps have all that is left.
+  """
   unit_count = UNIT_COUNT_SHARE if counts_units else 0.0
   class_counts = CLASS_COUNTS_SHARE if balanced else 0.0
   mean = MEAN_SHARE if centered else 0.0

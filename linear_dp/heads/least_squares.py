@@ -77,6 +77,7 @@ def least_squares(
   # and the inverse would blow up near one of −λ.
   root, _ = inverse_square_root((moment + moment.T) / 2, ridge)
   kernel = sums_by_class.T if root is None else root @ root @ sums_by_class.T
+  # Rows are not centered, so that there is no mean to be made up for.
   bias = np.zeros(kernel.shape[1], np.float32)
   return HeadResult(
     LinearHead(kernel=kernel.astype(np.float32), bias=bias, unit_norm=True)

@@ -210,7 +210,15 @@ def output_at(
 
 
 def work_folder_of(url: Url, ledger: Path) -> Path:
-  """The hidden folder beside a ledger for what is to be shown at a URL."""
+  """The hidden folder beside a ledger for what is to be shown at a URL.
+
+  Args:
+    url: where the results are to be shown.
+    ledger: the file of the ledger that notes them.
+
+  Returns:
+    A path in the ledger's folder, the same in every process.
+  """
   # By the ledger's name as well: what one has noted is to another what nobody
   # has seen, and would be thrown away.
   ledger = ledger.resolve()
@@ -219,7 +227,12 @@ def work_folder_of(url: Url, ledger: Path) -> Path:
 
 
 def is_half_put(url: Url, ledger: Path) -> bool:
-  """Whether files of a run are kept that may not all be in the bucket yet."""
+  """Whether files of a run are kept that may not all be in the bucket yet.
+
+  Args:
+    url: where the results are to be shown.
+    ledger: the file of the ledger that notes them.
+  """
   return (work_folder_of(url, ledger) / "whole").exists()
 
 

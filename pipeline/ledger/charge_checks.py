@@ -78,6 +78,8 @@ def shared_with_datasets(
     Counts by the name of each data set that has at least one row or unit in
     common. A unit's number means something within one data set only.
   """
+  # The keys of one data set at a time: a ledger may hold those of many, each
+  # with millions of rows.
   shared = {}
   for dataset in dict.fromkeys(row.dataset for row in ledger.select("rows")):
     theirs = {kind: ledger.read_keys(dataset, kind) for kind in keys}

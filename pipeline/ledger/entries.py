@@ -187,6 +187,7 @@ def cap_of(entries: Iterable[LedgerEntry]) -> Cap | None:
   Returns:
     The cap; None where none was ever set.
   """
+  # Entries are never removed: a cap that was changed has a newer one.
   cap = None
   for entry in entries:
     if entry.kind == "cap":

@@ -108,6 +108,8 @@ class Transaction:
       kind: "charge", "cap", "left" or "rows"; see `LedgerEntry`.
       dataset: whose entries; None for those of all data sets.
     """
+    # All entries were read to check the chain, so that an index in the file
+    # would make nothing faster.
     return [
       entry
       for entry in self.entries

@@ -162,6 +162,7 @@ def group_draws(
   Returns:
     (kind of head, ε) → its draws. A baseline has the ε infinity.
   """
+  # ε as it was asked for is the key: draws of one request have the very same.
   groups: dict[tuple[str, float], list[HeadRow]] = {}
   for row in rows:
     groups.setdefault((row.head, row.epsilon), []).append(row)

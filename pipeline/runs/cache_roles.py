@@ -7,8 +7,8 @@ compared before any work, and with the private rows of the ledger as well, under
 whatever name they were charged. No row may be both, except for the few that
 standard benchmarks have twice.
 
-*Privacy*: a refusal says how many rows are shared, to their owner, who holds
-both caches; a note about what is allowed says "some".
+*Privacy*: a refusal says about what share of the rows is private, to their
+owner, who holds both caches; a note about what is allowed says "some".
 """
 
 import dataclasses
@@ -128,7 +128,15 @@ def check_same_kind(
 
 
 def describe_class_difference(one: Sequence[str], other: Sequence[str]) -> str:
-  """Says where two lists of class names differ; "" if nowhere."""
+  """Says where two lists of class names differ; "" if nowhere.
+
+  Args:
+    one: names of class 0, 1, …; public.
+    other: the same of another cache or head.
+
+  Returns:
+    A clause that follows "different classes: "; it shows the first three.
+  """
   if len(one) != len(other):
     return f"{len(one)} of them and {len(other)}"
   differences = []
@@ -204,7 +212,16 @@ def recognized_share(one_dtype: str, other_dtype: str) -> float:
   1.0
   >>> recognized_share("float32", "float16")
   0.4
+
+  Args:
+    one_dtype: in which the embeddings of one cache are stored.
+    other_dtype: the same of the other cache.
+
+  Returns:
+    A share above 0, by which the number of matches that were seen is divided.
   """
+  # Keys are of numbers cut into cells: rounding to the eight bits of bfloat16
+  # moves one of the numbers of nearly every row into another cell.
   if "bfloat16" in (one_dtype, other_dtype):
     return _RECOGNIZED_OF_BFLOAT16
   if one_dtype != other_dtype:

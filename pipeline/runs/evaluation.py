@@ -57,7 +57,12 @@ class Scores(NamedTuple):
 
 
 def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> PrivateDataset:
-  """Returns a cache's rows in the form that private sums read."""
+  """Returns a cache's rows in the form that private sums read.
+
+  Args:
+    cache: a cache, or a part of one.
+    hosts: the hosts of the run; this one reads its own share of the rows.
+  """
   info = cache.info
   has_whole_units = info.has_units and not has_several_owners(info.unit)
   shards = hosts.own_shards(info.num_shards, has_whole_units)
@@ -319,8 +324,17 @@ def check_labels_are_public(
 ) -> list[str]:
   """Refuses exact scores on rows that are known as private.
 
+  Args:
+    request: whose flags must fit public labels.
+    saved: the head, whose receipt names the cache that it was trained on.
+    eval_rows: the rows to score it on.
+    ledger: whose private rows are compared with them, by content.
+
   Returns:
     Notes about what is shared and allowed, or could not be checked.
+
+  Raises:
+    InputError: rows or units are private; or a flag is for noisy scores only.
   """
   if request.delta is not None or request.noise_seed is not None:
     raise InputError("--delta and --noise-seed are for --private-eval only.")

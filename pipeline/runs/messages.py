@@ -76,7 +76,12 @@ def costs_with_ledger(
 
 
 def summary_of(plan: Plan, charge_ids: Sequence[str]) -> str:
-  """Returns one line about what is trained, on what, and what was charged."""
+  """Returns one line about what is trained, on what, and what was charged.
+
+  Args:
+    plan: the run.
+    charge_ids: its charges in the ledger, in any order.
+  """
   costs = costs_with_ledger(plan, charge_ids)
   # With seeded noise no ε is stated, as none holds.
   parts = [f"{_exposure_of(plan)}, in {plan.ledger.path}"]

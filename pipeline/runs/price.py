@@ -49,6 +49,17 @@ def price_jobs(
 
   Heads of one kind and draw are nested, so one charge covers all their ε. What
   is NOT PRIVATE is charged as well, without a cost: the ledger is to know it.
+
+  Args:
+    request: the kinds of heads, their ε and draws, and whether there are
+      baselines.
+    info: of the training cache, which names the privacy unit.
+    source: of the noise; a seeded one makes charges without a cost.
+    mu_squared: μ² of one draw: the largest ε, less what `parent` has spent.
+    parent: the head that all of them continue from; None for new heads.
+
+  Returns:
+    The jobs, in the order in which they are trained.
   """
   # Every kind of head and every draw has noise of its own, and releases add up:
   # each is a charge of the same μ².
@@ -83,7 +94,19 @@ def price_jobs(
 def charge_requests(
   train: CacheRole, jobs: Sequence[Job], eval_rows: EvalRows | None
 ) -> list[ChargeRequest]:
-  """Lists what is charged: the training rows, then a private test set."""
+  """Lists what is charged: the training rows, then a private test set.
+
+  Args:
+    train: the training cache, with the keys of its rows.
+    jobs: from `price_jobs`.
+    eval_rows: what heads are scored on; None if they are not. Public test rows
+      are charged nothing.
+
+  Returns:
+    Requests for `Ledger.charge`; PRIVATE, as keys of rows are in them.
+  """
+  # One request for each data set: what all jobs cost it is checked against its
+  # cap together.
   charges = tuple(job.charge for job in jobs)
   requests = [
     ChargeRequest(
@@ -105,7 +128,17 @@ def epsilon_of_run(
 
   These are all private heads, the head that they continue from, and noisy
   accuracies where the test rows belong to the same data set.
+
+  Args:
+    dataset: the name of the training data, by which its charges are known.
+    requests: from `charge_requests`.
+    parent: the head that is continued; None for new heads.
+    delta: at which ε is stated.
+
+  Returns:
+    ε, rounded up.
   """
+  # μ² adds up exactly, ε does not: it is computed once, of the sum.
   total = Fraction(spent_mu_squared(parent))
   for request in requests:
     if request.dataset == dataset:

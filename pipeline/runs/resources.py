@@ -84,7 +84,16 @@ def _limit_files(root: Path) -> Iterator[Path]:
 def check_memory_of_heads(
   request: TrainRequest, train: CacheRole, unlabeled: CacheRole | None
 ) -> None:
-  """Refuses heads that this machine has no memory for, from public facts."""
+  """Refuses heads that this machine has no memory for, from public facts.
+
+  Args:
+    request: the kinds of heads, and how many of each are kept.
+    train: the training cache.
+    unlabeled: public rows that heads learn from as well, if there are any.
+
+  Raises:
+    InputError: it takes more than this machine or container has.
+  """
   info = train.cache.info
   # A shard may be smaller than it was allowed to be.
   shard_rows = min(info.shard_rows, info.source_num_examples)
@@ -112,7 +121,15 @@ def check_memory_of_heads(
 
 
 def check_object_size(request: TrainRequest, info: CacheInfo) -> None:
-  """Refuses a bucket for heads that no store takes as an object."""
+  """Refuses a bucket for heads that no store takes as an object.
+
+  Args:
+    request: where heads go, and which; on a disk there is no such limit.
+    info: of the training cache, by which the size of a head is known.
+
+  Raises:
+    InputError: a head takes more bytes than an object may have.
+  """
   # A head that is refused after the charge could never be shown.
   needs = _bytes_of_head(request, info)
   if isinstance(request.out, places.Url) and needs > _MOST_OBJECT_BYTES:
@@ -126,7 +143,18 @@ def check_object_size(request: TrainRequest, info: CacheInfo) -> None:
 def disk_room(
   request: TrainRequest, info: CacheInfo, jobs: Sequence[Job]
 ) -> int:
-  """Computes the bytes that all files of the run take at most."""
+  """Computes the bytes that all files of the run take at most.
+
+  Args:
+    request: the kinds of heads and their ε.
+    info: of the training cache: the shape of heads, and names of classes.
+    jobs: what is trained; each makes a head for every ε.
+
+  Returns:
+    Bytes, with room for one head more, for tables and pictures.
+  """
+  # A baseline makes one head, and counts as if it made one for each ε. One more
+  # stands for the tables and pictures of a sweep.
   num_heads = len(jobs) * len(request.epsilons)
   return (num_heads + 1) * _bytes_of_head(request, info)
 

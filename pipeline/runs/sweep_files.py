@@ -79,6 +79,10 @@ def rehearse_sweep_files(plan: Plan, eval_rows: EvalRows) -> None:
   It comes before the charge: whatever cannot be drawn or written out must not
   cost a budget.
 
+  Args:
+    plan: the run; only public facts of it are read.
+    eval_rows: what the heads are to be scored on; not read.
+
   Raises:
     InputError: something of the run cannot be shown.
   """

@@ -61,7 +61,12 @@ def train_heads(
 
 
 def path_of_head(plan: Plan, trained: TrainedHead) -> str:
-  """Returns the folder of a head within the run's; "" for a single head."""
+  """Returns the folder of a head within the run's; "" for a single head.
+
+  Args:
+    plan: the run; without test rows it writes a single head.
+    trained: the head, whose kind, ε and draw make its name.
+  """
   if plan.eval_rows is None:
     return ""
   epsilon = math.inf if trained.epsilon is None else trained.epsilon
