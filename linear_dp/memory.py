@@ -1,5 +1,6 @@
 """How much memory training takes, from public facts alone."""
 
+from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.linear_dp.heads.registry import HEADS
 
 # Measured on Linux with JAX on the CPU.
@@ -15,7 +16,7 @@ _UNLABELED_BYTES_PER_NUMBER = 28
 
 
 def memory_needed(
-  head: str,
+  head: HeadName,
   *,
   n: int,
   feature_dim: int,

@@ -314,7 +314,7 @@ class _HeadMaker:
   """
 
   def __init__(
-    self, name: str, sums: PrivateSums, rows: Rows, options: HeadOptions
+    self, name: HeadName, sums: PrivateSums, rows: Rows, options: HeadOptions
   ):
     self._spec = HEADS[name]
     self._sums = sums

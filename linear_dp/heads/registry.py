@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.linear_dp.heads import (
   auto,
   least_squares,
@@ -11,7 +12,7 @@ from oneshot_dp.linear_dp.heads import (
 from oneshot_dp.linear_dp.heads.contract import HeadSpec
 
 # Names are in receipts and ledgers, and never change.
-HEADS: Mapping[str, HeadSpec] = {
+HEADS: Mapping[HeadName, HeadSpec] = {
   "auto": auto.SPEC,
   "lamb": one_step.spec("lamb"),
   "adam": one_step.spec("adam"),

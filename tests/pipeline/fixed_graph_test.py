@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.extract_config import FIXED_GRAPH, NO_OWNER
+from oneshot_dp.extract.cache.read import open_cache
+from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.runs.evaluation import data_of
 from tests.pipeline.command_line import fails, succeeds
 from tests.sample_caches import write_clusters
 
@@ -99,6 +102,16 @@ def test_charges_of_two_relations_do_not_add_up(capsys, tmp_path, album):
     else:
       line = fails(capsys, *words)
       assert f"'album' is charged per person and per {UNIT}" in line
+
+
+def test_hosts_have_each_row_of_an_album_once(album):
+  """A row that two hosts add would count twice for each of its owners."""
+  ids = []
+  for index in range(2):
+    data = data_of(open_cache(album), Hosts(index, 2))
+    for block in data.blocks():
+      ids += block["example_id"].tolist()
+  assert sorted(ids) == list(range(180))
 
 
 @pytest.mark.long
