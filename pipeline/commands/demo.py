@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.places import parse_place
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import CommandFlags, Flag
 from oneshot_dp.pipeline.requests import EvalSet, TrainRequest
@@ -24,7 +25,9 @@ class Flags(CommandFlags):
   EXAMPLES: ClassVar = ("oneshot-dp demo --out demo",)
 
   out: Path = Flag(
-    parse=Path, form="DIR", help="Folder for caches, ledger and results."
+    parse=parse_place,
+    form="DIR",
+    help="Folder for caches, ledger and results, on a disk.",
   ).default(Path("demo"))
 
 

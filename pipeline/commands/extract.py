@@ -19,6 +19,7 @@ from oneshot_dp.configs.extract_config import (
   load_experiment,
 )
 from oneshot_dp.extract.backbones.names import backbone_names
+from oneshot_dp.extract.places import normalize
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import CommandFlags, Flag
 
@@ -187,6 +188,7 @@ class Flags(CommandFlags):
   ).default(None)
 
   out: str = Flag(
+    parse=normalize,
     form="CACHE",
     group=_OUTPUT,
     help="Cache to write, a folder, gs:// or s3:// URL; as private as the"

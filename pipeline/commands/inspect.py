@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from oneshot_dp.configs.errors import InputError, RunError, check_positive
 from oneshot_dp.configs.extract_config import MAX_PIXELS
+from oneshot_dp.extract.places import normalize
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import (
   PIXEL_LIMIT,
@@ -37,6 +38,7 @@ class Flags(CommandFlags):
   )
 
   path: tuple[str, ...] = Flag(
+    parse=normalize,
     form="PATH",
     positional=True,
     several=True,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from oneshot_dp.configs.errors import InputError, check_positive
 from oneshot_dp.configs.extract_config import MAX_PIXELS, OnDecodeError
 from oneshot_dp.configs.parts import Part
-from oneshot_dp.extract.places import parse_place
+from oneshot_dp.extract.places import normalize, parse_place
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import (
   BACKBONE_FILE,
@@ -41,6 +41,7 @@ class Flags(CommandFlags):
 
   head: Path = HEAD_FOLDER.required()
   images: tuple[str, ...] = Flag(
+    parse=normalize,
     form="IMAGES",
     positional=True,
     several=True,

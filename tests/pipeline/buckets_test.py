@@ -141,6 +141,7 @@ def test_import_reads_vectors_in_a_bucket(bucket, tmp_path, capsys):
     "export s3://data/heads/2 --to s3://data/heads",
     "train --cache TRAIN --epsilon 1 --delta 1e-5 --out h --start s3://data/s",
     "budget --ledger s3://data/ledger",
+    "demo --out s3://data/demo",
   ],
 )
 def test_what_is_not_in_a_bucket_is_named_with_both_slashes(
@@ -370,6 +371,33 @@ def test_inspect_says_what_a_head_in_a_bucket_is(bucket, trained, capsys):
 
   assert there.splitlines()[1:] == here.splitlines()[1:]
   assert there.startswith(f"a head        {HEAD}\n")
+
+
+def test_inspect_takes_what_other_programs_call_a_store(bucket, capsys):
+  usual, _ = succeeds(capsys, "inspect", HEAD)
+
+  other, _ = succeeds(capsys, "inspect", HEAD.replace("s3://", "s3a://"))
+
+  assert other == usual
+
+
+def test_predict_takes_what_other_programs_call_a_file(
+  bucket, eval_cache, tmp_path, capsys
+):
+  url = f"file://{pathlib.Path(eval_cache.path).absolute()}"
+
+  succeeds(capsys, "predict", HEAD, url, "--out", tmp_path / "table.csv")
+
+  assert (tmp_path / "table.csv").exists()
+
+
+@pytest.mark.slow
+def test_extract_writes_to_what_other_programs_call_a_store(bucket, capsys):
+  words = f"extract digits --split test --out s3a://{object_server.BUCKET}/c"
+
+  succeeds(capsys, *words.split())
+
+  assert "c/cache_info.json" in bucket
 
 
 def test_export_writes_the_files_of_a_disk_into_a_bucket_once(
