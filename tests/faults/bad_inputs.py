@@ -13,6 +13,7 @@ import random
 import re
 import shutil
 import struct
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
+from PIL import Image, features
 
 from oneshot_dp.extract.cache.format import INFO_FILE, sha256_of
 from oneshot_dp.pipeline.cli import COMMANDS, main
@@ -44,6 +45,8 @@ extract {digits.npz} --backbone glyph_vit --shard-rows 16 --out out
 extract {photos} --backbone glyph_vit --units {owners.csv} --out out
 extract {photos.tar} --backbone glyph_vit --num-classes 10 --units who --out out
 extract {photos.parquet} --backbone glyph_vit --num-classes 10 --out out
+extract {hive} --backbone glyph_vit --num-classes 2 --out out
+import {hive_vectors} --num-classes 2 --out out
 extract {photos} --backbone glyph_vit --weights {weights.safetensors} --out out
 import {vectors.npz} --num-classes 4 --out out
 import {vectors.parquet} --num-classes 4 --unit-name who --out out
@@ -66,6 +69,7 @@ inspect {digits.npz}
 inspect {photos.tar}
 inspect {photos.parquet}
 inspect {photos}
+inspect {hive}
 inspect {digits}
 inspect {head}
 inspect {run}
@@ -77,6 +81,9 @@ NONSENSE = """\
 [:0%] /(?P<who>[^/_]+) (?P<a> no.py:f"""
 WORDS = ["", "\n", " ", "\x00", "\x1b[31m", "\udcff", "9" * 5000]
 WORDS += re.findall(r"\S+", NONSENSE)
+NAMES = ["a b", "ε", "%41", "label=7", "label=", "=", "a\nb", "\udcff", "-x"]
+"""Names of files, and so keys of a bucket, that a listing may trip over."""
+PAX_SIZES = ["-5", "1e3", "", "9" * 5000, str(1 << 62)]
 VALUES: Any = None, True, 0, -1, 1.5, 1e308, 2**70, "", "ε\0", [], {}, [[]]
 
 
@@ -90,6 +97,7 @@ def make(folder: Path) -> None:
   pixels = [each[..., 0] for each in image]
   _make_tables(folder, pixels, label)
   _make_photos(pixels, label)
+  _make_hives(pixels)
   glyph_vit = ROOT / "extract" / "backbones" / "glyph_vit.safetensors"
   shutil.copy(glyph_vit, "weights.safetensors")
   for seed, name in enumerate(("vectors", "test")):
@@ -124,6 +132,22 @@ def _make_photos(pixels: list[np.ndarray], label: Any) -> None:
     Image.fromarray(each).save(path)
     owners.append(f"{label[i]}/{path.name},p{i // 4}")
   Path("owners.csv").write_text("\n".join(owners))
+
+
+def _make_hives(pixels: list[np.ndarray]) -> None:
+  """Folders that say the label, as engines write them: images and vectors."""
+  vectors, _ = clusters((20,) * 2, 8)
+  for label in range(2):
+    rows = slice(20 * label, 20 * label + 20)
+    encoded = [encode_png(each) for each in pixels[rows]]
+    tables: dict[str, Any] = {
+      "hive": {"image": encoded},
+      "hive_vectors": {"embedding": list(vectors[rows])},
+    }
+    for folder, columns in tables.items():
+      path = Path(folder, f"label={label}", "part-0.parquet")
+      path.parent.mkdir(parents=True)
+      pq.write_table(pa.table(columns), path)
 
 
 def nonsense(
@@ -172,7 +196,9 @@ def spoil(place: Path, others: list[Path], draw: random.Random) -> Spoilt:
   files = [path for path in [place, *place.rglob("*")] if path.is_file()]
   file = draw.choice(sorted(files))
   has_sums = False
-  match draw.randrange(10):
+  match draw.randrange(11):
+    case 10:
+      _rename(file, place, draw)
     case 0:
       file.unlink()
     case 1:
@@ -205,8 +231,60 @@ def _edit(file: Path, draw: random.Random) -> None:
       _edit_safetensors(file, draw)
     case ".parquet":
       _edit_parquet(file, draw)
+    case ".tar":
+      _edit_tar(file, draw)
+    case ".png" | ".jpg":
+      _edit_image(file, draw)
+    case ".csv":
+      _edit_owners(file, draw)
     case _:
       file.write_bytes(damaged(file.read_bytes(), draw))
+
+
+def _rename(file: Path, place: Path, draw: random.Random) -> None:
+  """Gives a file, or the folder that it is in, another name."""
+  name = draw.choice(NAMES)
+  is_below = file.parent not in (Path("."), place)
+  if is_below and draw.random() < 0.5:
+    file.parent.rename(file.parent.with_name(name))
+  else:
+    file.rename(file.with_name(f"{name}{file.suffix}"))
+
+
+def _edit_tar(file: Path, draw: random.Random) -> None:
+  """Puts a header of the PAX kind, whose size is odd, between two members."""
+  info = tarfile.TarInfo("some/40.png")
+  info.pax_headers = {"size": draw.choice(PAX_SIZES)}
+  header = info.tobuf(tarfile.PAX_FORMAT)
+  data = file.read_bytes()
+  place = draw.randrange(len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+  file.write_bytes(data[:place] + header + data[place:])
+
+
+def _edit_image(file: Path, draw: random.Random) -> None:
+  """Another format under the name, or pixels of 10, 12, 14 or 16 bits."""
+  pixels = np.asarray(Image.open(file))
+  bits = draw.choice((8, 10, 12, 14, 16))
+  if bits > 8:
+    deep = pixels.astype(np.uint16) << (bits - 8)  # the photographs are gray
+    Image.fromarray(deep).save(file, format="png")
+    return
+  kinds = ["webp", "gif", "bmp", "tiff", "ico"]
+  if features.check("avif"):
+    kinds.append("avif")
+  Image.fromarray(pixels).save(file, format=draw.choice(kinds))
+
+
+def _edit_owners(file: Path, draw: random.Random) -> None:
+  """A photograph with two owners, with none, or with one of an odd name."""
+  lines = file.read_text().splitlines()
+  place = draw.randrange(1, len(lines))
+  photograph, _ = lines[place].split(",")
+  owner = draw.choice(["p0", "", " ", "p0|p1", "p0;p1", '"p0', "ε", "1" * 5000])
+  lines.insert(place, f"{photograph},{owner}")
+  if draw.random() < 0.5:
+    del lines[place + 1]
+  file.write_text("\n".join(lines))
 
 
 def _edit_npz(file: Path, draw: random.Random) -> None:
@@ -242,9 +320,21 @@ def _edit_parquet(file: Path, draw: random.Random) -> None:
     [None] + [1] * (n - 1),
     [[0.5]] * n,
     [2**62] * n,
+    pa.array(["0", "1"] * (n // 2) + ["0"] * (n % 2)).dictionary_encode(),
+    _shared_cell(pa.array([b"no image"], pa.binary()), n),
+    _shared_cell(pa.array(["x" * (1 << 20)]), n),
+    _shared_cell(pa.array([bytes(1 << 26)], pa.binary()), n),
   ]
-  column = pa.array(draw.choice(columns))
-  pq.write_table(table.set_column(place, name, column), file)
+  column = draw.choice(columns)
+  if isinstance(column, list):
+    column = pa.array(column)
+  changed = table.set_column(place, name, column)
+  pq.write_table(changed, file, dictionary_pagesize_limit=1 << 30)
+
+
+def _shared_cell(cell: pa.Array, n: int) -> pa.Array:
+  """n rows that refer to one cell."""
+  return pa.DictionaryArray.from_arrays(pa.array([0] * n), cell)
 
 
 def _edited_json(value: Any, draw: random.Random) -> Any:
