@@ -149,7 +149,8 @@ def _check_same_job(
   )
   if not differences:
     differences = [
-      "images of the source came, went or changed, or its shard is damaged"
+      "images of the source came, went or changed, --max-pixels is another, or"
+      " its shard is damaged"
     ]
   raise InputError(
     f"{store.display_path()} belongs to another job:"

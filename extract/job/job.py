@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from oneshot_dp.configs.errors import BrokenImageError, InputError
-from oneshot_dp.configs.extract_config import ExtractConfig
+from oneshot_dp.configs.extract_config import MAX_PIXELS, ExtractConfig
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.backbones.backbone import Backbone
 from oneshot_dp.extract.cache.format import CacheInfo, Shard
@@ -89,12 +89,20 @@ def run_extraction(
   info = cache_info(config, source, embedder.backbone)
   # The listing belongs to the job: a photograph that was added or exchanged
   # makes it another one, which does not resume this one's shards.
-  cache_job = CacheJob(info=info, extra_identity=listing_digest(source))
+  extra_identity = listing_digest(source)
+  # With `skip` it decides which images are rows, and so which are in the shards
+  # that are there; without, images of too many pixels end the job.
+  if config.on_decode_error == "skip" and config.max_pixels != MAX_PIXELS:
+    extra_identity += f", max_pixels {config.max_pixels}"
+  cache_job = CacheJob(info=info, extra_identity=extra_identity)
   if not start_or_resume(out, cache_job):
-    return open_cache(out)
+    cache = open_cache(out)
+    _check_all_rows(config, out, cache.info.shards, info)
+    return cache
   job = Job(out, config, cache_job, source, embedder)
   try:
     shards = _make_shards(job, options)
+    _check_all_rows(config, out, shards, info)
     return finalize(out, cache_job, shards)
   except BrokenImageError as error:
     raise _all_broken(source, config) or error from None
@@ -112,6 +120,24 @@ def _beam_options(flags: Sequence[str]) -> "PipelineOptions | None":
   from oneshot_dp.extract.job.on_beam import pipeline_options
 
   return pipeline_options(flags)
+
+
+def _check_all_rows(
+  config: ExtractConfig, out: str, shards: Sequence[Shard], info: CacheInfo
+) -> None:
+  """InputError: an earlier try, which skipped images, has left rows out.
+
+  Which images may be skipped is not part of the job: a job that stopped at a
+  broken image goes on with --on-decode-error skip. The other way round, what
+  was skipped before would be missing without a word.
+  """
+  if config.on_decode_error == "skip":
+    return
+  if sum(shard.rows for shard in shards) < info.source_num_examples:
+    raise InputError(
+      f"{out} lacks images that were skipped when it was begun: pass"
+      " --on-decode-error skip again, or remove it to start again."
+    )
 
 
 def _check_source(source: Source, out: str) -> None:

@@ -263,10 +263,11 @@ def _edit_tar(file: Path, draw: random.Random) -> None:
 
 def _edit_image(file: Path, draw: random.Random) -> None:
   """Another format under the name, or pixels of 10, 12, 14 or 16 bits."""
-  pixels = np.asarray(Image.open(file))
+  with Image.open(file) as image:
+    pixels = np.asarray(image.convert("L"))
   bits = draw.choice((8, 10, 12, 14, 16))
   if bits > 8:
-    deep = pixels.astype(np.uint16) << (bits - 8)  # the photographs are gray
+    deep = pixels.astype(np.uint16) << (bits - 8)
     Image.fromarray(deep).save(file, format="png")
     return
   kinds = ["webp", "gif", "bmp", "tiff", "ico"]
@@ -279,7 +280,7 @@ def _edit_owners(file: Path, draw: random.Random) -> None:
   """A photograph with two owners, with none, or with one of an odd name."""
   lines = file.read_text().splitlines()
   place = draw.randrange(1, len(lines))
-  photograph, _ = lines[place].split(",")
+  photograph = lines[place].partition(",")[0]
   owner = draw.choice(["p0", "", " ", "p0|p1", "p0;p1", '"p0', "ε", "1" * 5000])
   lines.insert(place, f"{photograph},{owner}")
   if draw.random() < 0.5:

@@ -80,6 +80,58 @@ def test_a_resumed_job_keeps_what_is_there(
   assert digest(out) == digest(whole)
 
 
+@pytest.fixture
+def begun_by_skipping(tmp_path, monkeypatch):
+  """A job that was killed after a shard in which it skipped an image."""
+  folder = tmp_path / "photos"
+  write_folder(folder, N, bad=[40])
+  done = []
+  make = shard.put_shard
+
+  def twice(*of):
+    if len(done) == 2:
+      raise RunError("killed")
+    done.append(of)
+    return make(*of)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(shard, "put_shard", twice)
+    with pytest.raises(RunError, match="killed"):
+      run_extraction(
+        job_of(folder, on_decode_error="skip"), str(tmp_path / "out")
+      )
+  return folder, tmp_path / "out"
+
+
+def test_a_job_that_skipped_does_not_go_on_as_one_that_would_fail(
+  begun_by_skipping,
+):
+  """Its cache would lack an image without a word."""
+  folder, out = begun_by_skipping
+
+  with refused("lacks images that were skipped when it was begun"):
+    run_extraction(job_of(folder), str(out))
+  skipping = job_of(folder, on_decode_error="skip")
+  assert run_extraction(skipping, str(out)).num_rows == N - 1
+  with refused("lacks images that were skipped when it was begun"):
+    run_extraction(job_of(folder), str(out))
+
+
+def test_a_job_that_skipped_does_not_go_on_with_another_pixel_limit(
+  begun_by_skipping,
+):
+  folder, out = begun_by_skipping
+  other = job_of(folder, on_decode_error="skip", max_pixels=60)
+  with refused("--max-pixels is another"):
+    run_extraction(other, str(out))
+
+
+def test_a_job_goes_on_with_another_bit_depth_as_another_job(photos, whole):
+  deep = PreprocessConfig(image_size=8, bit_depth=12)
+  with refused("belongs to another job: .*bit_depth"):
+    run_extraction(job_of(photos, preprocess=deep), str(whole))
+
+
 @pytest.mark.slow
 def test_skipped_images_count_as_nothing_and_move_no_other(tmp_path):
   """Some in the middle of a batch are broken: no other row changes a bit."""
