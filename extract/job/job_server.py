@@ -23,9 +23,13 @@ from apache_beam.runners.portability.portable_runner import PortableRunner
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 
-# A shell that waits for a line: it comes when the server was stopped in good
-# order. If this process dies, the pipe is closed without one.
-_GUARD = 'read -r line || kill -9 "$@" 2>/dev/null'
+# A shell that is told in each line which processes it would have to end, from
+# then on. When this process dies, the pipe is closed: it ends the last ones.
+_GUARD = """
+while read -r line; do servers=$line; done
+[ -z "$servers" ] || kill -9 $servers 2>/dev/null
+"""
+_LOOK_SECONDS = 0.05
 
 
 @contextlib.contextmanager
@@ -46,28 +50,25 @@ def job_server(runner: Any, options: PipelineOptions) -> Iterator[None]:
   if not _starts_a_server(runner, options):
     yield
     return
-  with _signal_handlers_kept():
-    # Beam does not say which process it started: it is the one that was not
-    # there before.
-    before = _children()
+  with _guard() as guard:
+    with _signal_handlers_kept(), _children_told(guard):
+      try:
+        server = runner.default_job_server(options)
+        server.start()
+      except (ValueError, NotImplementedError, FileNotFoundError) as e:
+        raise InputError(f"Beam: {one_line(e)}.") from e
+      except Exception as e:
+        raise RunError(
+          f"Beam's job server did not start: {one_line(e)}; see its log above."
+        ) from e
+    # Beam asks its runner for a server once more, and starts what it gets.
+    runner.default_job_server = lambda _: server
     try:
-      server = runner.default_job_server(options)
-      server.start()
-    except (ValueError, NotImplementedError, FileNotFoundError) as e:
-      raise InputError(f"Beam: {one_line(e)}.") from e
-    except Exception as e:
-      raise RunError(
-        f"Beam's job server did not start: {one_line(e)}; see its log above."
-      ) from e
-  # Beam asks its runner for a server once more, and starts what it gets.
-  runner.default_job_server = lambda _: server
-  guard = _guard(_children() - before)
-  try:
-    yield
-  finally:
-    with contextlib.suppress(Exception):
-      server.stop()
-    guard.communicate(b"stopped\n")
+      yield
+    finally:
+      with contextlib.suppress(Exception):
+        server.stop()
+        _tell(guard, set())
 
 
 def _starts_a_server(runner: Any, options: PipelineOptions) -> bool:
@@ -103,13 +104,54 @@ def _children() -> set[int]:
   return children
 
 
-def _guard(servers: set[int]) -> subprocess.Popen:
-  """A process that ends the servers if this one is killed."""
-  return subprocess.Popen(
-    ["/bin/sh", "-c", _GUARD, "sh", *map(str, sorted(servers))],
+@contextlib.contextmanager
+def _guard() -> Iterator[subprocess.Popen]:
+  """A process that ends the servers that it knows, unless they were stopped."""
+  guard = subprocess.Popen(
+    ["/bin/sh", "-c", _GUARD],
     stdin=subprocess.PIPE,
     stdout=subprocess.DEVNULL,
     stderr=subprocess.DEVNULL,
     # Signals to the group of the command are not for it.
     start_new_session=True,
   )
+  try:
+    yield guard
+  finally:
+    guard.communicate()
+
+
+def _tell(guard: subprocess.Popen, servers: set[int]) -> None:
+  assert guard.stdin is not None
+  line = " ".join(str(pid) for pid in sorted(servers))
+  guard.stdin.write(f"{line}\n".encode())
+  guard.stdin.flush()
+
+
+@contextlib.contextmanager
+def _children_told(guard: subprocess.Popen) -> Iterator[None]:
+  """Tells the guard which processes this one starts within the block.
+
+  Beam does not say which process it started: it is the one that was not there
+  before. A Java server takes seconds to start, and this process may be killed
+  within them, so a thread looks all the time.
+  """
+  before = _children()
+  ended = threading.Event()
+
+  def look() -> None:
+    told: set[int] = set()
+    while not ended.wait(_LOOK_SECONDS):
+      servers = _children() - before
+      if servers != told:
+        _tell(guard, servers)
+      told = servers
+
+  thread = threading.Thread(target=look, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    ended.set()
+    thread.join()
+    _tell(guard, _children() - before)

@@ -71,15 +71,23 @@ class CannotRun(Exception):
 
 def fetch_jars() -> None:
   """Puts the jars of pom.xml into `JARS`, and checks that it is those."""
+  fetch(HERE / "pom.xml", JARS, JARS_SHA256)
+
+
+def fetch(pom: pathlib.Path, jars: pathlib.Path, jars_sha256: str) -> None:
+  """Puts the jars of a list for Maven into a folder, if they are not there.
+
+  `jars_sha256` is of the lines that `sha256sum` prints of them.
+  """
   for tool in "java", "mvn":
     if shutil.which(tool) is None:
       raise CannotRun(f"there is no {tool} here")
-  if not JARS.is_dir():
+  if not jars.is_dir():
     fetched = subprocess.run(
       [
         *("mvn", "--batch-mode", "--quiet", "--strict-checksums"),
-        *("--file", HERE / "pom.xml", "dependency:copy-dependencies"),
-        f"-DoutputDirectory={JARS}.new",
+        *("--file", pom, "dependency:copy-dependencies"),
+        f"-DoutputDirectory={jars}.new",
       ],
       capture_output=True,
       text=True,
@@ -88,15 +96,15 @@ def fetch_jars() -> None:
     if fetched.returncode:
       reason = fetched.stdout.partition("[ERROR] ")[2].partition("\n")[0]
       raise CannotRun(f"Maven cannot fetch the jars: {reason[:200]}")
-    os.replace(f"{JARS}.new", JARS)
+    os.replace(f"{jars}.new", jars)
   found = hashlib.sha256()
-  for jar in sorted(JARS.glob("*.jar")):
+  for jar in sorted(jars.glob("*.jar")):
     digest = hashlib.sha256(jar.read_bytes()).hexdigest()
     found.update(f"{digest}  {jar.name}\n".encode())
-  if found.hexdigest() != JARS_SHA256:
+  if found.hexdigest() != jars_sha256:
     raise SystemExit(
-      f"{JARS}: the SHA-256 of its list of jars is {found.hexdigest()}, not"
-      f" {JARS_SHA256}; delete it, and look at what Maven fetches."
+      f"{jars}: the SHA-256 of its list of jars is {found.hexdigest()}, not"
+      f" {jars_sha256}; delete it, and look at what Maven fetches."
     )
 
 
@@ -150,7 +158,7 @@ class FlinkCluster:
       f"--flink-master=127.0.0.1:{self._rest}",
       f"--artifacts-dir={self.folder / 'artifacts'}",
     )
-    self.wait("the job server", lambda: _listens(self._jobs))
+    self.wait("the job server", lambda: listens(self._jobs))
 
   def wait_for_workers(self) -> None:
     def there() -> bool:
@@ -262,7 +270,7 @@ class FlinkCluster:
       time.sleep(0.3)
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
   with (
     contextlib.suppress(OSError),
     socket.create_connection(("localhost", port), timeout=1),

@@ -3,9 +3,10 @@
     python -m tests.cluster.job_servers
 
 The job server of each runner is fetched by its own client: Go builds Prism, and
-Maven has those of Flink and Spark. A job is run to its end and must make
-the bytes of a loop; another is stopped by Ctrl-C, another by SIGKILL, and no
-server may be left behind. What is not installed is not tested, and said to be.
+Maven has the jars of Flink and Spark, which run in the job server itself. A job
+is run to its end and must make the bytes of a loop; others are stopped by
+Ctrl-C, SIGTERM and SIGKILL, and no server may be left behind. What is not
+installed is not tested, and said to be.
 """
 
 import os
@@ -16,14 +17,25 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 
-from tests.cluster.flink import ONESHOT_DP, ROOT, CannotRun
+from tests.cluster.flink import (
+  HERE,
+  JARS,
+  ONESHOT_DP,
+  ROOT,
+  CannotRun,
+  fetch,
+  fetch_jars,
+)
 from tests.extract.cache.caches import digest
 from tests.extract.job.jobs import write_folder
 
 SERVERS = ROOT / "build" / "job_servers"
-BEAM = "2.62.0"
-"""The newest version of the jars that was to be had here."""
+SPARK_JARS = ROOT / "build" / "spark"
+SPARK_JARS_SHA256 = (
+  "a7d085e6f7510f47cb14e782f16e9c8b1c8a77b23a13e061f4cc8acfecec34bd"
+)
 IMAGES = 120
 JOB_SECONDS = 300
 END_SECONDS = 60
@@ -49,36 +61,49 @@ def prism() -> tuple[pathlib.Path, list[str]]:
   return path, ["--runner=PrismRunner", f"--prism_location={path}"]
 
 
-def jar(artifact: str) -> pathlib.Path:
-  """Fetches a job server of Beam as Maven has it, with all that it needs."""
-  for tool in "java", "mvn":
-    if shutil.which(tool) is None:
-      raise CannotRun(f"there is no {tool} here")
-  path = SERVERS / f"{artifact}-{BEAM}.jar"
-  if not path.exists():
-    fetched = subprocess.run(
-      [
-        *("mvn", "--batch-mode", "--quiet", "dependency:copy"),
-        f"-Dartifact=org.apache.beam:{artifact}:{BEAM}",
-        f"-DoutputDirectory={SERVERS}",
-      ],
-      capture_output=True,
-      text=True,
-    )
-    if fetched.returncode:
-      raise CannotRun(f"Maven cannot fetch {artifact}")
+def job_server(
+  name: str, jars: pathlib.Path, main: str, opens: str
+) -> pathlib.Path:
+  """A job server that `java -jar` starts: a jar that names the other jars.
+
+  Beam publishes each server with all that it needs in one jar, which could not
+  be had here. These are the jars that it is made of.
+  """
+  SERVERS.mkdir(parents=True, exist_ok=True)
+  path = SERVERS / f"{name}.jar"
+  class_path = " ".join(jar.as_uri() for jar in sorted(jars.glob("*.jar")))
+  lines = ["Manifest-Version: 1.0", f"Main-Class: {main}"]
+  lines += [f"Add-Opens: {opens}", f"Class-Path: {class_path}"]
+  manifest = ""
+  for line in lines:
+    # A line has 72 bytes at most; one that begins with a space goes on.
+    pieces = [line[i : i + 70] for i in range(0, len(line), 70)]
+    manifest += "\n ".join(pieces) + "\n"
+  with zipfile.ZipFile(path, "w") as archive:
+    archive.writestr("META-INF/MANIFEST.MF", manifest)
   return path
 
 
 def flink() -> tuple[pathlib.Path, list[str]]:
-  path = jar("beam-runners-flink-1.19-job-server")
+  fetch_jars()
+  path = job_server(
+    "flink",
+    JARS,
+    "org.apache.beam.runners.flink.FlinkJobServerDriver",
+    "java.base/java.lang java.base/java.nio java.base/java.util",
+  )
   return path, ["--runner=FlinkRunner", f"--flink_job_server_jar={path}"]
 
 
 def spark() -> tuple[pathlib.Path, list[str]]:
-  path = jar("beam-runners-spark-3-job-server")
-  flags = ["--runner=SparkRunner", f"--spark_job_server_jar={path}"]
-  return path, [*flags, "--environment_type=LOOPBACK"]
+  fetch(HERE / "spark.xml", SPARK_JARS, SPARK_JARS_SHA256)
+  path = job_server(
+    "spark",
+    SPARK_JARS,
+    "org.apache.beam.runners.spark.SparkJobServerDriver",
+    "java.base/java.lang java.base/java.nio java.base/sun.nio.ch",
+  )
+  return path, ["--runner=SparkRunner", f"--spark_job_server_jar={path}"]
 
 
 RUNNERS = {"Prism": prism, "Flink": flink, "Spark": spark}

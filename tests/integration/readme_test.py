@@ -41,6 +41,7 @@ _OTHERS = {
   *("runner", "job_endpoint", "parallelism", "environment_type", "project"),
   *("environment_config", "region", "temp_location", "sdk_container_image"),
   *("flink_job_server_jar", "flink_master", "prism_location"),
+  *("spark_job_server_jar", "spark_master_url"),
   *("draws", "people"),
   "service_port",
 }
