@@ -99,6 +99,10 @@ def sample_normals(count: int, source: NoiseSource) -> Normals:
   Args:
     count: how many.
     source: the random bits.
+
+  Returns:
+    Sign, integer part and the first 64 bits of the fraction of each, and
+    longer fractions where a decision took more bits; see `Normals`.
   """
   integer = np.empty(count, np.int8)
   fraction = np.empty(count, np.uint64)
@@ -260,6 +264,9 @@ def rounded_gaussian(
     shape: of the result.
     sd: the standard deviation, in [2⁻¹⁰, 2⁵⁷].
     source: the random bits.
+
+  Returns:
+    Independent integers, with exactly the probabilities of a rounded normal.
 
   Raises:
     InputError: sd is outside of that, or not a number.

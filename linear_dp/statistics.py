@@ -193,6 +193,9 @@ def correct_predictions(
     weight: [c].
     kernels: [H, d, K], from `integer_heads`.
     biases: [H, K], from `integer_heads`.
+
+  Returns:
+    Left factors [c, H], of norm w at most.
   """
   # H entries of at most w/√H have norm w together. The factor 1 − 2⁻⁴⁰ is
   # larger than the rounding of the square root, so no row is dropped for one
@@ -220,6 +223,9 @@ def prediction_gain(
     weight: [c].
     kernels: [2, d, K], from `integer_heads`.
     biases: [2, K], from `integer_heads`.
+
+  Returns:
+    Left factors [c, 1]: w, −w, or 0 where both are right or both wrong.
   """
   first, second = (
     (row.astype(jnp.float64) @ kernel + bias).argmax(axis=1) == label
@@ -255,6 +261,9 @@ def residual(
     step: what one unit of row·kernel is worth, from `integer_kernel`.
     clip: C, the norm to which softmax(l) − e_y is clipped.
     log_prior: public logarithms of class shares, [K], added to the logits.
+
+  Returns:
+    Left factors, float64 [c, K], of norm w at most.
   """
   # The kernel's columns have norm at most 2²⁴/R, so every partial sum of a
   # product is an integer below 2²⁴, which float32 holds: exact in any order.

@@ -295,6 +295,9 @@ def count_blocks(names: Iterable[str], pattern: str) -> tuple[int, ...]:
     names: of the arrays.
     pattern: a regular expression of one array of every block; its groups are
       the stage and the block.
+
+  Returns:
+    The number of blocks of each stage that has some, the first stage first.
   """
   blocks_of_stage: dict[int, set[str]] = {}
   for name in names:

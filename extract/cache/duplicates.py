@@ -51,6 +51,9 @@ def find_duplicates(cache: FeatureCache) -> Duplicates:
   Args:
     cache: a cache, or a part of one.
 
+  Returns:
+    Counts, and the ids of rows of one image in several classes; PRIVATE.
+
   Raises:
     InputError: a shard is missing or damaged.
   """

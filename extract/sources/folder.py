@@ -42,6 +42,10 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
     root: the folder.
     files: all files in it, as `files_in` lists them.
 
+  Returns:
+    The images of one split, in the order of their paths by code point; the
+    label of an image is the place of its folder among the names of classes.
+
   Raises:
     InputError: it is not such a folder, or has no such split.
   """

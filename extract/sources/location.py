@@ -107,6 +107,9 @@ def common_folder(files: Mapping[str, File]) -> str:
 
   Args:
     files: by their names in the data set, as `list_tables` returns them.
+
+  Returns:
+    A path or a URL; "" for the working folder.
   """
   name, file = next(iter(files.items()))
   if name != file.path:
@@ -180,6 +183,9 @@ def split_tables(
     paths: of files of any kind.
     suffixes: what the names of tables end in.
 
+  Returns:
+    Split → paths of its tables, in the order in which they were given.
+
   Raises:
     InputError: there are no tables, or there are compressed ones.
   """
@@ -215,6 +221,11 @@ def list_tables(
   Args:
     paths: one folder, or one or several files.
     suffixes: what the names of tables end in.
+
+  Returns:
+    The name: that of the folder, of the only file, or of the folder that has
+    the first of several; and the files. Those of a folder are all of it, tables
+    or not, by their paths in it; others are by their paths as given.
 
   Raises:
     InputError: a path is not a table, is given twice, or cannot be read.

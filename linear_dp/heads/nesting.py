@@ -43,7 +43,10 @@ def nesting_weights(
 
   Args:
     new_mu_squared: σ_new⁻².
-    spent_mu_squared: σ'⁻², of the head before.
+    spent_mu_squared: σ'⁻², of the head before; positive.
+
+  Returns:
+    The two weights. They follow from budgets alone, which are public.
   """
   # Precisions add up, as μ² does: the head is as precise as one that was
   # trained alone for both budgets together.

@@ -125,6 +125,10 @@ def shrink_mean(
     mean: [d] numbers.
     sd: the standard deviation of the noise of each.
 
+  Returns:
+    [d] numbers in the same direction; zeros where the mean is mostly noise, and
+    the mean itself for d ≤ 2.
+
   Source: James & Stein, "Estimation with quadratic loss" (1961).
   """
   # The expected squared length of the noise alone is d·sd². Where the mean is

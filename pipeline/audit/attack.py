@@ -174,6 +174,9 @@ def score_canaries(
     observed: the releases of one training; those without probes are left out.
     others: how much of each canary is taken off when another is scored: its
       coin (0 or 1), or one half where the coins are not known.
+
+  Returns:
+    [m] numbers; above 0 is the guess that the canary is there.
   """
   # Releases are weighed by their precision, so that those of much noise do not
   # drown those of little.

@@ -109,6 +109,9 @@ def check_same_kind(
     fingerprint: of the backbone that is expected.
     class_names: the classes that are expected, in order; None accepts any.
     other: the cache.
+
+  Raises:
+    InputError: the backbone or the classes differ; names where.
   """
   info = other.cache.info
   if fingerprint != info.backbone_fingerprint:

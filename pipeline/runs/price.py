@@ -182,6 +182,9 @@ def costs_of(
     entries: charges and caps of the ledger, before or after that.
     charge_ids: those of the run that are among them; they count once.
     delta: at which ε is stated.
+
+  Returns:
+    One cost for each data set, that of the training rows first.
   """
   costs = []
   for dataset in dict.fromkeys(request.dataset for request in requests):

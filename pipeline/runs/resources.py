@@ -26,6 +26,9 @@ def check_memory(what: str, needs: int, fix: str) -> None:
     what: what needs it, in the plural.
     needs: bytes.
     fix: what to ask for instead.
+
+  Raises:
+    InputError: it needs more than `memory_limit` says.
   """
   has = memory_limit()
   if needs > has:

@@ -36,7 +36,11 @@ def train_heads(
   Args:
     plan: what to train.
     charge_ids: the charges that pay, those of the jobs first.
-    folder: where the heads go; None writes nothing.
+    folder: where the heads go; None writes nothing, as on all hosts but the
+      first.
+
+  Returns:
+    The heads in the order of the jobs, and of one job the smallest ε first.
   """
   written = []
   charges_of_jobs = charge_ids[: len(plan.jobs)]
