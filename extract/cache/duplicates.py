@@ -32,6 +32,7 @@ class Duplicates(NamedTuple):
     most: rows of one key, at most.
     across_units: images that are rows of several privacy units.
     conflicts: example ids of the rows of each image that is in several classes.
+    zeros: rows whose embedding is all zeros.
   """
 
   rows: int
@@ -39,6 +40,7 @@ class Duplicates(NamedTuple):
   most: int
   across_units: int
   conflicts: tuple[tuple[int, ...], ...]
+  zeros: int = 0
 
 
 def find_duplicates(cache: FeatureCache) -> Duplicates:
@@ -61,19 +63,22 @@ def find_duplicates(cache: FeatureCache) -> Duplicates:
   labels = [np.zeros(0, np.int32)]
   ids = [np.zeros(0, np.int64)]
   units = [np.zeros((0, cache.info.owners_per_row), np.int64)]
+  zeros = 0
   for rows in cache.blocks():
+    zeros += int((rows["embedding_norm"] == 0).sum())
     is_image = rows["image_key"].any(axis=1)
     keys.append(rows["image_key"][is_image])
     labels.append(rows["label"][is_image])
     ids.append(rows["example_id"][is_image])
     unit = rows.get("unit_id", rows["example_id"])[is_image]
     units.append(unit.reshape(len(unit), -1))
-  return _compare(
+  duplicates = _compare(
     np.concatenate(keys),
     np.concatenate(labels),
     np.concatenate(ids),
     np.concatenate(units),
   )
+  return duplicates._replace(zeros=zeros)
 
 
 def _compare(
@@ -160,6 +165,11 @@ def describe_duplicates(
       f" {duplicates.most:,} times)"
     )
     lines["exact duplicates"] = f"{text}: {_advice(duplicates, info, what)}"
+  if duplicates.zeros:
+    lines["rows of zeros"] = (
+      f"{duplicates.zeros:,} rows are all zeros: they teach nothing, and count"
+      " as rows"
+    )
   if duplicates.conflicts:
     shown = [
       " = ".join(str(example_id) for example_id in ids)

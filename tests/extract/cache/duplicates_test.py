@@ -52,7 +52,15 @@ def test_rows_of_zeros_are_no_image_and_so_no_duplicates(tmp_path, rows):
   embedding, label = rows
   embedding[[0, 1]] = 0
   cache = write_rows(tmp_path / "cache", embedding, label, num_classes=2)
-  assert find_duplicates(cache) == NONE
+  assert find_duplicates(cache) == NONE._replace(zeros=2)
+
+
+def test_rows_of_zeros_are_counted(tmp_path, rows):
+  embedding, label = rows
+  embedding[[0, 1, 5]] = 0
+  cache = write_rows(tmp_path / "cache", embedding, label, num_classes=2)
+  text = describe_duplicates(find_duplicates(cache), cache.info)
+  assert text["rows of zeros"].startswith("3 rows are all zeros: they teach")
 
 
 def test_one_image_in_two_classes_is_a_conflict_named_by_ids(tmp_path, rows):
