@@ -45,10 +45,13 @@ class BucketOutput:
   Attributes:
     path: the URL.
     staging: where the files are written before; known once locked.
+    is_half_shown: whether some of what is staged was in the bucket when it was
+      locked; a process that was killed has put it.
   """
 
   path: Url
   staging: Path
+  is_half_shown: bool
 
   def __init__(self, url: Url, ledger: Path | None = None):
     """Names the place; nothing is touched before `lock`.
@@ -63,6 +66,7 @@ class BucketOutput:
     """
     self.path = url
     self._ledger = ledger
+    self.is_half_shown = False
     self._store = storage.store_at(str(url))
     self._lock_handle: int | None = None
 
@@ -172,11 +176,14 @@ class BucketOutput:
   def _refuse_other_objects(self) -> None:
     """Refuses a folder that has objects which a killed run did not put."""
     for name, _ in storage.iterate_files(self._store):
-      if name != _PROBE and not self._has_staged(name):
+      if name == _PROBE:
+        continue
+      if not self._has_staged(name):
         raise InputError(
           f"{self.path} already exists, as it has {name!a}; choose another"
           " place."
         )
+      self.is_half_shown = True
 
   def _has_staged(self, name: str) -> bool:
     """Whether an object has the bytes of the staged file of its name."""

@@ -39,6 +39,8 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 WEIGHTS_FILE = "head.safetensors"
 RECEIPT_FILE = "receipt.json"
 _MOST_WEIGHTS_BYTES = 1 << 34  # `train` refuses to make so many
+_LEDGER_BYTES_OF_CHARGE = 1 << 16
+"""What a charge and its note take in the ledger at most, without keys."""
 
 
 class _Stage(enum.Enum):
@@ -113,7 +115,8 @@ class Delivery:
 
     Raises:
       InputError: something is at `out`, another run is writing it, the
-        credentials do not allow to, or the ledger refuses. Nothing was charged.
+        credentials do not allow to, or the ledger refuses, or it has lost the
+        note of what is in view. Nothing was charged.
       RunError: the disk or the store refuses.
     """
     # With the lock, no other process of this machine changes what is found
@@ -123,6 +126,7 @@ class Delivery:
     # Heads of a killed run: either the ledger has noted them, and they are to
     # be shown; or nobody has seen them, and they are made anew.
     found = find_heads(self.folder)
+    self._refuse_shown_heads_without_note(found)
     # When this returns, the charge is on the disk, and noise may be drawn. What
     # can fail was tried before: a failure from here on costs a budget, until
     # the same run is tried again.
@@ -190,10 +194,29 @@ class Delivery:
     # Sizes of tables and pictures depend on the draw a little. On a disk that
     # is nearly full some draws would fail and others not, and a failed run is
     # drawn again: the disk would choose among draws (PRIVACY.md, section 5).
+    # The ledger may be on the same disk, and grows before the draw.
+    room = self._room + _ledger_bytes(self._requests)
     room_file = self.folder.parent / "room"
     with disk_errors(self.folder.parent), room_file.open("wb") as file:
-      os.posix_fallocate(file.fileno(), 0, self._room)
+      os.posix_fallocate(file.fileno(), 0, room)
       room_file.unlink()
+
+  def _refuse_shown_heads_without_note(
+    self, found: Mapping[str, ReleasedHead]
+  ) -> None:
+    """Refuses to draw again what is partly in view already."""
+    if not self._output.is_half_shown:
+      return
+    # Nothing is put before the note. So the ledger has lost it, as an older
+    # copy has; charged again, or resumed, the run would release other heads for
+    # what these have spent.
+    charges = self._ledger.unfinished(self._output.path, found)
+    if not self._were_noted(found, [charge.id for charge in charges]):
+      raise InputError(
+        f"{self._out} has objects of a run that the ledger {self._ledger.path}"
+        " has not noted, or whose files beside it are damaged: put the newest"
+        " ledger back, and these files; else choose another place."
+      )
 
   def _were_noted(
     self, found: Mapping[str, ReleasedHead], charge_ids: Sequence[str]
@@ -219,6 +242,20 @@ class Delivery:
           for name in names:
             Path(folder, name).chmod(0o600)
       sync_tree(self.folder)
+
+
+def _ledger_bytes(requests: Sequence[ChargeRequest]) -> int:
+  """The bytes by which charges and their note make the ledger grow at most.
+
+  SQLite's journal, which is there until a transaction ends, is counted as well:
+  hence twice the bytes of all keys.
+  """
+  num_bytes = 0
+  for request in requests:
+    num_bytes += _LEDGER_BYTES_OF_CHARGE * len(request.charges)
+    for keys in request.keys.values():
+      num_bytes += 2 * keys.nbytes
+  return num_bytes
 
 
 def find_heads(folder: Path) -> dict[str, ReleasedHead]:

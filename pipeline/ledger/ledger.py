@@ -168,6 +168,18 @@ class Ledger:
       warnings.append("more than this is spent already: all else is refused.")
     return warnings
 
+  def unfinished(
+    self, run: Path, heads: Mapping[str, ReleasedHead] | None = None
+  ) -> list[LedgerEntry]:
+    """The charges of a run that would pay nothing if it were charged now.
+
+    Args:
+      run: where its results go, as in `charge`.
+      heads: heads of a run that was killed, if there are any.
+    """
+    with self._read() as ledger:
+      return _find_unfinished(ledger, str(run), heads)
+
   def refusal_of(self, requests: Sequence[ChargeRequest]) -> str:
     """Returns why charges would be refused now, or "" if they would not be.
 

@@ -33,10 +33,12 @@ class StagedOutput:
   Attributes:
     path: the absolute place of the output, links resolved; known once locked.
     staging: where it is written before; `publish` renames this to `path`.
+    is_half_shown: False, as a rename shows all or nothing.
   """
 
   path: Path
   staging: Path
+  is_half_shown = False
 
   def __init__(self, out: Path, *, resumable: bool = False):
     """Names the place; nothing is touched before `lock`.
@@ -125,7 +127,7 @@ def _resolve_output(out: Path) -> Path:
 
 
 def lock_folder(folder: Path, out: Path) -> int:
-  """Makes a folder of mode 0700 and locks it; returns the open lock.
+  """Makes a folder, sets its mode to 0700, and locks it.
 
   The lock is held while the handle is open, and no longer than its process
   lives.
@@ -133,6 +135,9 @@ def lock_folder(folder: Path, out: Path) -> int:
   Args:
     folder: the folder, whose parent exists.
     out: the output that is made in it, for messages.
+
+  Returns:
+    The handle of the open lock.
 
   Raises:
     InputError: another process holds it, or it is another user's.
@@ -145,6 +150,9 @@ def lock_folder(folder: Path, out: Path) -> int:
       raise InputError(
         f"{folder} belongs to another user; choose another place."
       )
+    # One that was copied, or opened to a group by hand, is closed again before
+    # anything is drawn.
+    folder.chmod(0o700)
     # The holder before removes the folder as its last act, so what was locked
     # may be a file that is no longer there: then begin again.
     with (

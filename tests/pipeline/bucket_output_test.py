@@ -3,6 +3,7 @@
 import json
 import secrets
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -296,6 +297,23 @@ def test_puts_whose_answers_are_lost_are_found_to_be_its_own(
   check_whole(server, ledger, s3_out)
 
 
+def test_a_folder_that_others_may_read_is_closed_before_anything_is_drawn(
+  ledger, s3_out, server
+):
+  work_folder = work_folder_of(s3_out, ledger.path)
+  work_folder.mkdir(parents=True)
+  work_folder.chmod(0o755)
+  modes = []
+
+  def train(folder, charge_ids):
+    modes.append(stat.S_IMODE(work_folder.stat().st_mode))
+    write(folder, charge_ids)
+
+  run(ledger, s3_out, train)
+
+  assert modes == [0o700]
+
+
 def test_a_place_with_an_object_is_refused_before_the_charge(
   ledger, out, server
 ):
@@ -422,6 +440,35 @@ def test_another_run_into_the_place_of_one_that_is_half_put_is_refused(
 
   assert objects_of(server) == half
   assert len(ledger.entries("pets")) == 1
+
+
+@pytest.mark.parametrize("num_put", [1, len(PUT_IN_ORDER)])
+def test_objects_whose_note_an_older_ledger_has_lost_are_not_drawn_again(
+  ledger, s3_out, server, tmp_path, num_put
+):
+  first = Recorder()
+  newest = tmp_path / "newest"
+  older = tmp_path / "older"
+
+  def train(folder, charge_ids):
+    shutil.copy(ledger.path, older)
+    first(folder, charge_ids)
+
+  with pytest.MonkeyPatch.context() as patch:
+    kill_at(patch, storage, "write_if_absent", num_put, after=True)
+    with pytest.raises(Killed):
+      run(ledger, s3_out, train)
+  shutil.copy(ledger.path, newest)
+  shutil.copy(older, ledger.path)
+  with pytest.raises(InputError, match="put the newest ledger back"):
+    run(ledger, s3_out, refuse_to_train)
+  assert len(objects_of(server)) == num_put
+
+  shutil.copy(newest, ledger.path)
+  run(ledger, s3_out, refuse_to_train)
+
+  check_whole(server, ledger, s3_out)
+  assert objects_of(server) == first.files
 
 
 @pytest.mark.stores

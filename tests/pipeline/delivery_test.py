@@ -1,9 +1,11 @@
 import json
+import os
 import secrets
 import shutil
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
@@ -102,6 +104,24 @@ def test_what_was_noted_is_kept_whatever_ends_the_note(
   assert (shown(out) == seen) == noted
 
 
+def test_a_hidden_folder_that_others_may_read_is_closed_before_the_draw(
+  ledger, out
+):
+  """As after `cp -r` or `chmod -R` of what a killed run has left."""
+  hidden = out.parent / ".run.unfinished"
+  hidden.mkdir()
+  hidden.chmod(0o755)
+  modes = []
+
+  def train(folder, ids):
+    modes.append(stat.S_IMODE(hidden.stat().st_mode))
+    write(folder, ids)
+
+  run(ledger, out, train)
+
+  assert modes == [0o700]
+
+
 @pytest.mark.parametrize(
   ("mu2", "modes"), [(1.0, (0o755, 0o644)), (None, (0o700, 0o600))]
 )
@@ -144,6 +164,29 @@ def test_a_disk_without_room_is_refused_before_the_charge(ledger, out):
   assert not ledger.path.exists()
   assert not [*out.parent.iterdir()]
   run(ledger, out / "deep" / "down", room=1 << 16)
+
+
+def test_room_is_tried_for_what_the_ledger_grows_by_as_well(
+  ledger, out, monkeypatch
+):
+  """They may share a disk, and the ledger takes its part before the draw."""
+  room = 1 << 20
+  keys = {"image": np.arange(200_000, dtype=np.uint64)}
+  request = make_charge_request(1.0, 1.0, keys=keys)
+  tried = []
+
+  def allocate(handle, offset, length):
+    tried.append(length)
+
+  monkeypatch.setattr(os, "posix_fallocate", allocate)
+  with Delivery(out, ledger, [request], identity={}, room=room) as delivery:
+    delivery.open()
+    write(delivery.folder, delivery.charge_ids)
+    delivery.commit()
+
+  # Of the pages that are changed SQLite keeps copies until it commits.
+  assert tried[0] - room >= 2 * keys["image"].nbytes
+  assert tried[0] - room >= ledger.path.stat().st_size
 
 
 @pytest.mark.parametrize(
