@@ -374,8 +374,10 @@ def _complete_block(
   positions = np.arange(start, start + len(block["label"]))
   with np.errstate(over="ignore", invalid="ignore"):
     stored = block["embedding"].astype(DTYPES[info.embedding_dtype])
+    # NumPy warns of a signaling NaN, which is refused below like any NaN.
+    keys = embedding_keys(stored)
   rows = {"example_id": positions} | block
-  rows["image_key"] = embedding_keys(stored)
+  rows["image_key"] = keys
   if info.unit == DISTINCT_IMAGE:
     rows["unit_id"] = image_units(rows["image_key"])
   return validate_and_cast_rows(rows, info, place)

@@ -177,6 +177,15 @@ def test_import_of_bad_rows_leaves_nothing_behind(tmp_path, changes, said):
   assert "1000000" not in str(caught.value)  # no value of a row
 
 
+def test_import_of_a_signaling_nan_is_refused_without_a_warning(tmp_path):
+  info = make_info(50, 9, embedding_dtype="float32")
+  embedding = np.ones((50, 9), np.float32)
+  embedding.view(np.uint32)[3, 4] = 0x7F800001
+
+  with refused("is not finite"):
+    import_rows(tmp_path / "cache", info, embedding=embedding)
+
+
 @pytest.mark.parametrize(
   ("dtype", "scale"),
   [("float16", 1e-4), ("float32", 1e-30), ("bfloat16", 1e-30)],
