@@ -337,6 +337,8 @@ def store_error(
   """
   kind = type(error).__name__
   reason = str(error).split("\n")[0]  # what follows is long
+  # An endpoint may have a password in it.
+  reason = re.sub(r"//[^/@\s]*@", "//…@", reason)
   bucket = _bucket_url(url)
   code = re.search(r"<Code>(\w+)</Code>", str(error))
   # From what needs no try again to what may need one: a wrong password that is

@@ -89,10 +89,13 @@ class Flags(CommandFlags):
 def run(flags: Flags) -> Answer:
   """Scores the head."""
   from oneshot_dp.extract import places
+  from oneshot_dp.pipeline.heads.head_folder import refuse_exposed
   from oneshot_dp.pipeline.runs.evaluation import score_head
 
   if flags.out is not None and places.exists(flags.out):
     raise InputError(f"--out {flags.out} already exists: name a new file.")
+  if flags.out is not None and flags.noise_seed is not None:
+    refuse_exposed(flags.out)
   if flags.dry_run:
     from oneshot_dp.pipeline.runs.evaluation_dry_run import dry_run_of_scores
 

@@ -50,7 +50,7 @@ def run(flags: Flags) -> Answer:
   """Writes the model."""
   from oneshot_dp.pipeline.exports import LEDGER_NOTICES, export_head
   from oneshot_dp.pipeline.heads.head_folder import read_head
-  from oneshot_dp.pipeline.heads.verify import verify_head
+  from oneshot_dp.pipeline.heads.verify import verify_saved_head
   from oneshot_dp.pipeline.ledger.ledger import open_existing_ledger
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
@@ -60,7 +60,7 @@ def run(flags: Flags) -> Answer:
   saved = read_head(flags.head)
   if not saved.trained.private:
     raise InputError(f"{flags.head} is {NOT_PRIVATE}: it is not exported.")
-  verdict = verify_head(flags.head, open_existing_ledger(flags.ledger))
+  verdict = verify_saved_head(saved, open_existing_ledger(flags.ledger))
   files, notes = export_head(
     flags.to,
     saved,

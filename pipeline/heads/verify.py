@@ -66,17 +66,32 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
   Raises:
     InputError: there is no head, or the ledger is damaged.
   """
-  saved = None
-  faults: tuple[str, ...] = ()
   try:
     saved = read_head(path)
-    # `read_head` compared it with the very bytes that it parsed.
-    weights_sha256 = saved.stated["weights_sha256"]
   except InputError as error:
     # The ledger is asked even where the files are damaged.
-    faults = (str(error),)
     weights = places.read(path / WEIGHTS_FILE, _MOST_WEIGHTS_BYTES)
-    weights_sha256 = sha256(weights)
+    return _judge(None, sha256(weights), ledger, (str(error),))
+  return verify_saved_head(saved, ledger)
+
+
+def verify_saved_head(saved: SavedHead, ledger: Ledger) -> Verdict:
+  """As `verify_head`, of a head that was read already.
+
+  Who goes on with a head asks about what was read, and does not read it again:
+  somebody may exchange its files meanwhile.
+  """
+  # `read_head` compared the digest with the very bytes that it parsed.
+  return _judge(saved, saved.stated["weights_sha256"], ledger, ())
+
+
+def _judge(
+  saved: SavedHead | None,
+  weights_sha256: str,
+  ledger: Ledger,
+  faults: tuple[str, ...],
+) -> Verdict:
+  """Asks the ledger about weights, and about the head if it could be read."""
   # A missing ledger says nothing about the head, unlike one that does not know
   # it.
   if ledger_exists(ledger.path):
@@ -114,7 +129,7 @@ def earlier_head(
       PRIVATE.
   """
   saved = read_head(path)
-  verdict = verify_head(path, ledger)
+  verdict = verify_saved_head(saved, ledger)
   # The head, and those that it continues from: their charges together are what
   # its releases cost.
   paid = ledger.paid(saved.stated["charge"])

@@ -17,6 +17,7 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract import places
 from oneshot_dp.linear_dp.accounting import format_rounded_up
+from oneshot_dp.pipeline.heads.head_folder import refuse_exposed
 from oneshot_dp.pipeline.heads.model_card import (
   right_guesses,
   template_environment,
@@ -114,7 +115,8 @@ def write_report(directory: Path) -> Path:
     The path of the page.
 
   Raises:
-    InputError: the directory is of neither a run nor a head, or is damaged.
+    InputError: the directory is of neither a run nor a head, or is damaged; or
+      it is in a bucket, and something is NOT PRIVATE.
     RunError: the disk refuses.
   """
   # The page is made of files that may come from anywhere; `read_run` checks
@@ -124,8 +126,10 @@ def write_report(directory: Path) -> Path:
   page = places.as_place(directory) / PAGE
   # A new file has mode 0600 unless it is as public as the results.
   mode = 0o600
-  is_on_disk = not isinstance(page, places.Url)
-  if is_on_disk and all(row.private for row in run.rows):
+  is_private = all(row.private for row in run.rows)
+  if not is_private:
+    refuse_exposed(page)
+  elif not isinstance(page, places.Url):
     # Whoever may read the results may read the page.
     mode = run.file.stat().st_mode & 0o666
   places.replace(page, content, mode)

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from oneshot_dp.configs.errors import RunError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import object_store, storage
 from oneshot_dp.extract.cache import shard_file
 from oneshot_dp.extract.cache.format import INFO_FILE
@@ -281,6 +281,32 @@ def test_credentials_each_fault_has_its_own_line_and_no_second_try(
     with refused(f"^s3://.*{message}"):
       call()
   assert len(server.calls()) == 3
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_store_error_does_not_repeat_the_password_of_an_endpoint(
+  place, monkeypatch, request
+):
+  url, server = place
+  with_password = server.url.replace("//", "//somebody:secret@")
+  monkeypatch.setenv("AWS_ENDPOINT_URL_S3", with_password)
+  monkeypatch.setattr(storage, "_WAITS", (0.01,))
+  storage._remote.cache_clear()
+  request.addfinalizer(storage._remote.cache_clear)
+  server.fault = lambda kind: (400, "SomethingElse")
+
+  with pytest.raises((InputError, RunError)) as raised:
+    storage.read(storage.store_at(url), "x")
+
+  assert "…@" in str(raised.value)
+  assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["s3://key:secret@data/x", "gs://secret@data"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(url):
+  with pytest.raises(InputError, match="credentials come from") as raised:
+    storage.store_at(url)
+  assert "secret" not in str(raised.value)
 
 
 def test_a_store_without_a_network_is_said_at_once(

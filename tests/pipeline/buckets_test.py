@@ -1,6 +1,7 @@
 """Heads, tables and vectors in buckets, as on a disk."""
 
 import hashlib
+import json
 import pathlib
 import signal
 
@@ -14,6 +15,7 @@ from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.heads import head_folder
 from oneshot_dp.pipeline.heads.head_folder import read_head
+from oneshot_dp.pipeline.heads.model_card import render_card
 from oneshot_dp.pipeline.heads.verify import verify_head
 from oneshot_dp.pipeline.ledger.entries import spent
 from tests.extract import object_server
@@ -458,3 +460,87 @@ def train_on_two_classes(source):
     head="lamb",
     source=source,
   )
+
+
+@pytest.fixture
+def forged(train_cache, trained, tmp_path) -> dict[str, bytes]:
+  """A head that another ledger paid for, as objects; it names our charge."""
+  words = ["--cache", train_cache.path, "--epsilon", "8", "--delta", "1e-5"]
+  words += ["--ledger", tmp_path / "elsewhere", "--out", tmp_path / "forged"]
+  assert main(["train", *map(str, words)]) == 0
+  objects = {}
+  for path in (tmp_path / "forged").iterdir():
+    objects[f"heads/2/{path.name}"] = path.read_bytes()
+  receipt = json.loads(objects["heads/2/receipt.json"])
+  genuine = json.loads((trained / "head" / "receipt.json").read_text())
+  receipt["stated"]["charge"] = genuine["stated"]["charge"]
+  text = json.dumps(receipt, indent=2) + "\n"
+  objects["heads/2/receipt.json"] = text.encode()
+  objects["heads/2/README.md"] = render_card(receipt).encode()
+  return objects
+
+
+@pytest.fixture
+def exchanged(server, forged):
+  """The store gives each forged file once, and the genuine one after that."""
+  genuine = dict(server.objects)
+  server.objects.update(forged)
+  reads = []
+
+  def exchange(kind):
+    if kind == "GET":
+      reads.append(kind)
+      if len(reads) > len(forged):
+        server.objects.update(genuine)
+
+  server.fault = exchange
+
+
+def test_export_judges_the_head_that_it_read(
+  exchanged, trained, tmp_path, capsys
+):
+  out = tmp_path / "model"
+
+  main(["export", HEAD, "--ledger", str(trained / "ledger"), "--to", str(out)])
+
+  assert "NOT VERIFIED" in capsys.readouterr().out
+  assert "NOT VERIFIED" in (out / "README.md").read_text()
+
+
+def test_from_judges_the_head_that_it_goes_on_from(
+  exchanged, trained, train_cache, tmp_path, capsys
+):
+  words = ["--cache", train_cache.path, "--epsilon", "9", "--delta", "1e-5"]
+  words += ["--from", HEAD, "--ledger", trained / "ledger"]
+
+  said = fails(capsys, "train", *words, "--out", tmp_path / "more")
+
+  assert "NOT VERIFIED" in said
+
+
+def test_seeded_scores_of_private_labels_stay_on_disks(
+  server, trained, eval_cache, tmp_path, capsys
+):
+  words = ["--cache", eval_cache.path, "--private-eval", "1", "--delta", "1e-5"]
+  words += ["--noise-seed", "1", "--ledger", tmp_path / "ledger"]
+  out = f"{BUCKET}/scores.json"
+
+  said = fails(capsys, "evaluate", HEAD, *words, "--out", out)
+
+  assert "NOT PRIVATE" in said
+  assert "scores.json" not in server.objects
+
+
+def test_report_of_a_seeded_head_stays_on_disks(
+  server, train_cache, tmp_path, capsys
+):
+  words = ["--cache", train_cache.path, "--epsilon", "2", "--delta", "1e-5"]
+  words += ["--noise-seed", "1", "--ledger", tmp_path / "ledger"]
+  succeeds(capsys, "train", *words, "--out", tmp_path / "seeded")
+  for path in (tmp_path / "seeded").iterdir():
+    server.objects[f"seeded/{path.name}"] = path.read_bytes()
+
+  said = fails(capsys, "report", f"{BUCKET}/seeded")
+
+  assert "NOT PRIVATE" in said
+  assert "seeded/report.html" not in server.objects
