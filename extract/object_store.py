@@ -47,6 +47,12 @@ class Remote:
   """
 
   def __init__(self, scheme: str, bucket: str, folder: str):
+    if "@" in bucket or ":" in bucket:
+      # Not repeated here: it may be a password.
+      raise InputError(
+        f"a {scheme}:// URL has the name of a bucket alone before the first"
+        " slash; credentials come from the environment."
+      )
     self.scheme = scheme
     self.was_reached = False
     self._bucket = bucket

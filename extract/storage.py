@@ -84,12 +84,6 @@ def store_at(place: str | os.PathLike) -> Store:
   url = URL.fullmatch(text)
   if url is not None:
     scheme, bucket, folder = url.groups()
-    if "@" in bucket or ":" in bucket:
-      # Not repeated here: it may be a password.
-      raise InputError(
-        f"a {scheme}:// URL has the name of a bucket alone before the first"
-        " slash; credentials come from the environment."
-      )
     return _remote(scheme, bucket, folder.strip("/"))
   if "\0" in text:
     raise InputError(f"{escaped(text)} is no path.")

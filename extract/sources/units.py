@@ -5,13 +5,14 @@ import hashlib
 import io
 import posixpath
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, UInt32
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import (
   FIXED_GRAPH,
   NO_OWNER,
@@ -143,6 +144,7 @@ def units_of_files(
     # every split.
     most = max(map(len, owners_of.values()), default=1)
     if most > 1:
+      _warn_of_shared_images(units, owners_of)
       return _shared_units(unit, units, images, owners_of, most)
     owners = [owners_of.get(image, [None])[0] for image in images]
   else:
@@ -151,6 +153,18 @@ def units_of_files(
     owners, f"{unit} in {units!r}", lambda row: images[row]
   )
   return UnitsOfFiles(unit, np.array(numbers, np.int64))
+
+
+def _warn_of_shared_images(units: str, owners_of: dict[str, list[str]]) -> None:
+  """Says that the guarantee is another one: one line too many makes it so."""
+  shared = [image for image in owners_of if len(owners_of[image]) > 1]
+  print(
+    f"WARNING: {escaped(units)} names several owners of {len(shared):,} images,"
+    f" such as {format_names(sorted(shared)[:3])}: the promise is then to each"
+    " owner, and WHO IS IN WHICH IMAGE IS NOT PROTECTED; if that is a slip,"
+    " mend the table.",
+    file=sys.stderr,
+  )
 
 
 def _shared_units(

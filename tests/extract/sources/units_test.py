@@ -149,6 +149,16 @@ def test_an_image_may_have_several_owners(pets):
   assert [example.weight_divisor for example in source] == [3, 3, 3]
 
 
+def test_a_table_of_several_owners_is_warned_of(pets, capsys):
+  """A line too many changes what is promised, and may be a slip."""
+  open_shared(SHARED, pets)
+
+  warning = capsys.readouterr().err
+
+  assert "names several owners of 1 images, such as 'cat/bo_2.png'" in warning
+  assert "WHO IS IN WHICH IMAGE IS NOT PROTECTED" in warning
+
+
 def test_images_of_other_splits_are_not_counted(split_table, tmp_path):
   table = split_table + "train/cat/anna_1.png,bo\n"
   train = open_shared(table, tmp_path / "both", "train")
