@@ -185,7 +185,7 @@ class Npz:
     if values.dtype.kind not in kinds or values.ndim != 1:
       raise InputError(
         f"{self._path!r}: {name!r} is {values.dtype} {list(values.shape)}: it"
-        " must be a list of integers, of owners or names strings."
+        " must be a list of integers, or of strings."
       )
     check_rows(self._path, len(values))
     if rows is not None and len(values) != rows:

@@ -108,8 +108,9 @@ def _check_rows_have_one_name(
     shared.append((other.dataset, count_shared(request.keys, other.keys)))
   for name, num_rows in shared:
     if name != request.dataset and num_rows:
+      # How many is private, and errors go into logs.
       raise InputError(
-        f"at least {num_rows} of these rows are charged as {name!r}, and this"
+        f"some of these rows are charged as {name!r}, and this"
         f" cache calls them {request.dataset!r}: use a cache of the name"
         f" {name!r}, so that what is spent adds up, or leave them out."
       )

@@ -194,7 +194,8 @@ def _compare_with_ledger(
     info = public.cache.info
     is_known = dataset == info.dataset and info.unit != DISTINCT_IMAGE
     units = known.units if is_known else 0
-    # In which precision those rows were stored is not known any more.
+    # In which precision those rows were stored is not known any more, so that
+    # the same is assumed (PRIVACY.md, section 6).
     dtype = info.embedding_dtype
     shared = _SharedRows(
       seen=known.rows,

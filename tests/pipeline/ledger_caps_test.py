@@ -103,7 +103,7 @@ def test_what_is_not_private_is_recorded_without_a_cost(ledger, charge):
 def test_rows_of_a_cap_are_refused_under_any_other_name(ledger, charge):
   ledger.set_cap("a", Cap(1.0, DELTA), row_keys(1, 2))
 
-  with pytest.raises(InputError, match="1 of these rows are charged as 'a'"):
+  with pytest.raises(InputError, match="some of these rows are charged as 'a'"):
     charge(9.0, dataset="b", keys=row_keys(2, 3))
 
 
