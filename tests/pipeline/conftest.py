@@ -33,6 +33,26 @@ def eval_cache(tmp_path_factory) -> FeatureCache:
   return write_clusters(folder / "test", (20,) * 4, seed=1, split="test")
 
 
+@pytest.fixture(scope="session")
+def digits_head(tmp_path_factory):
+  """A head of the digits' embeddings."""
+  from tests.pipeline import image_heads
+
+  return image_heads.write_image_head(
+    tmp_path_factory.mktemp("heads") / "digits"
+  )
+
+
+@pytest.fixture(scope="session")
+def digits_photos(tmp_path_factory) -> pathlib.Path:
+  """A folder of 100 digits as PNG files."""
+  from tests.pipeline import image_heads
+
+  folder = tmp_path_factory.mktemp("photos")
+  image_heads.write_images(folder)
+  return folder
+
+
 @pytest.fixture
 def ledger(ledger_file) -> Ledger:
   """The ledger of `ledger_file`."""
