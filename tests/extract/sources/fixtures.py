@@ -32,6 +32,21 @@ def open_dataset(*location: Any, **config: Any) -> Any:
   return sources.open_source(SourceConfig(location=words, **config))
 
 
+def labels_of(source: Any) -> list[int]:
+  """The labels of all examples, in order."""
+  return [example.label for example in source]
+
+
+def images_of(source: Any) -> list[bytes]:
+  """Their bytes, in order."""
+  return [example.image for example in source]
+
+
+def units_of(source: Any) -> list[int]:
+  """The ids of their owners, in order."""
+  return [example.unit_id for example in source]
+
+
 def encode_png(value: Any = 0) -> bytes:
   """A PNG of these pixels, or of 4 x 5 that all have one value."""
   pixels = value

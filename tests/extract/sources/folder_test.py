@@ -15,6 +15,7 @@ from oneshot_dp.extract.sources.source import Source
 from tests.extract import object_server
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
+  labels_of,
   open_dataset,
   reopen_from_listing,
   write_files,
@@ -49,7 +50,7 @@ def test_a_folder_of_classes_has_its_images_as_examples(birds):
   source = open_dataset(birds)
   assert (source.name, source.split, source.unit) == ("birds", "all", "example")
   assert source.class_names == ("a", "b")
-  assert [example.label for example in source] == [0, 0, 1, 1, 1, 1]
+  assert labels_of(source) == [0, 0, 1, 1, 1, 1]
   assert contents(source) == [*IMAGES, "x"]
 
 

@@ -5,7 +5,11 @@ import pytest
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources.labels import class_names, label_numbers
 from tests.extract.refusals import refused
-from tests.extract.sources.fixtures import open_dataset, write_table
+from tests.extract.sources.fixtures import (
+  labels_of,
+  open_dataset,
+  write_table,
+)
 
 
 def numbers(values, names, are_indices=False):
@@ -45,7 +49,7 @@ def test_two_decimal_names_of_one_number_are_refused():
 def test_integers_of_a_class_label_are_indices_whatever_its_names(tmp_path):
   write_table(tmp_path / "x.parquet", [b"x"] * 2, ["1", "2", "3"], label=[1, 2])
   source = open_dataset(tmp_path / "x.parquet")
-  assert [example.label for example in source] == [1, 2]
+  assert labels_of(source) == [1, 2]
 
 
 def test_classes_that_differ_in_capitals_only_are_warned_of(capsys):

@@ -18,6 +18,7 @@ from tests.extract.sources.fixtures import (
   make_arrays,
   open_dataset,
   reopen_from_listing,
+  units_of,
 )
 
 
@@ -188,7 +189,7 @@ def test_an_npy_that_is_called_npz_says_how_to_save_one(tmp_path):
 def test_an_array_of_owners_is_the_unit_of_each_image(tmp_path, array, owners):
   path = save_npz(tmp_path, **make_arrays(), **{array: np.array(owners)})
   source = open_dataset(path, units="owner")
-  ids = [example.unit_id for example in source]
+  ids = units_of(source)
   assert source.unit == "owner"
   assert ids[0] == ids[2] != ids[1]
   assert ids == owners or isinstance(owners[0], str)

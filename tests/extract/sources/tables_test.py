@@ -17,17 +17,24 @@ from oneshot_dp.extract.job.listing import listing_digest
 from oneshot_dp.extract.sources import parquet
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
+  images_of,
+  labels_of,
   open_dataset,
   reopen_from_listing,
+  units_of,
   write_table,
 )
 
 KINDS = ("parquet", "tar")
 CLASSES = ("cat", "dog", "owl")
 N = 70
-LABELS = [i % 3 for i in range(N)]
-PATIENTS = [f"p{i // 4}" for i in range(N)]
-IMAGES = [b"image %d" % i for i in range(N)]
+LABELS: list[int] = []
+PATIENTS: list[str] = []  # one of four images each
+IMAGES: list[bytes] = []
+for _i in range(N):
+  LABELS.append(_i % 3)
+  PATIENTS.append(f"p{_i // 4}")
+  IMAGES.append(b"image %d" % _i)
 P0 = 0x8D7E9AAAB58B6FF4 >> 1
 """The first 63 bits of `printf p0 | b2sum -l 64`."""
 
@@ -56,18 +63,44 @@ def open_table_source(path: pathlib.Path, kind: str, **config: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tables_of_a_split_have_every_row_once_in_order(tmp_path, kind):
+def test_tables_of_a_split_say_their_names_and_classes(tmp_path, kind):
   folder = write_split_files(tmp_path / "pets", kind)
-  listed = open_table_source(folder, kind, units="patient")
-  assert (listed.name, listed.split) == ("pets", "train")
-  assert (listed.class_names, listed.unit) == (CLASSES, "patient")
-  for source in (listed, reopen_from_listing(listed)):
-    assert [example.label for example in source] == LABELS
-    assert [example.image for example in source] == IMAGES
-    assert source[0].unit_id == P0
-    groups = [example.unit_id for example in source]
-    assert groups == [groups[i // 4 * 4] for i in range(N)]
-    assert len(set(groups)) == len(set(PATIENTS))
+
+  source = open_table_source(folder, kind, units="patient")
+
+  assert (source.name, source.split) == ("pets", "train")
+  assert (source.class_names, source.unit) == (CLASSES, "patient")
+
+
+@pytest.fixture(params=["listed", "reopened"])
+def reopen(request):
+  """The source as it was listed, or as a worker of a job opens it again."""
+  if request.param == "reopened":
+    return reopen_from_listing
+  return lambda source: source
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_of_a_split_have_every_row_once_in_order(tmp_path, kind, reopen):
+  folder = write_split_files(tmp_path / "pets", kind)
+
+  source = reopen(open_table_source(folder, kind, units="patient"))
+
+  assert labels_of(source) == LABELS
+  assert images_of(source) == IMAGES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_one_name_are_one_unit_in_all_files(tmp_path, kind, reopen):
+  folder = write_split_files(tmp_path / "pets", kind)
+
+  source = reopen(open_table_source(folder, kind, units="patient"))
+
+  unit_ids = units_of(source)
+  assert unit_ids[0] == P0
+  assert len(set(unit_ids)) == len(set(PATIENTS))
+  for i, unit_id in enumerate(unit_ids):
+    assert unit_id == unit_ids[i // 4 * 4]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,7 +115,9 @@ def test_a_row_is_named_by_its_file_and_its_place_there(tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_read_the_same_images_in_any_order(tmp_path, kind):
   source = open_table_source(write_split_files(tmp_path, kind), kind)
+  # 37 and N have no common divisor: every row, far from the one before.
   indices = [i * 37 % N for i in range(300)]
+
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     images = list(pool.map(lambda i: source[i].image, indices))
   assert images == [IMAGES[i] for i in indices]
@@ -102,7 +137,7 @@ def test_a_string_is_the_name_of_a_class_or_else_its_number(
   path = tmp_path / f"x.{kind}"
   write_table(path, IMAGES[:4], label=labels)
   source = open_dataset(path, class_names=names)
-  assert [example.label for example in source] == indices
+  assert labels_of(source) == indices
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,7 +145,7 @@ def test_integers_are_units_as_they_are(tmp_path, kind):
   path = tmp_path / f"x.{kind}"
   write_table(path, IMAGES[:3], label=[0, 0, 0], who=[-5, 2**40, 0])
   source = open_dataset(path, num_classes=1, units="who")
-  assert [example.unit_id for example in source] == [-5, 2**40, 0]
+  assert units_of(source) == [-5, 2**40, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,89 +154,6 @@ def test_a_string_that_names_no_class_is_refused_by_row(tmp_path, kind):
   write_table(path, IMAGES[:4], label=["1", "0", "2", "0"])
   with refused(r"images without a label .*\[1\].*\[3\]"):
     open_dataset(path, class_names=("1", "2", "3"))
-
-
-@pytest.fixture(params=KINDS)
-def twelve(request, tmp_path) -> list[pathlib.Path]:
-  """Twelve files of one image each, in the folder `pets`."""
-  paths: list[pathlib.Path] = []
-  for i in range(12):
-    paths.append(tmp_path / "pets" / f"x{i:02d}.{request.param}")
-    write_table(paths[i], [IMAGES[i]], label=[0])
-  return paths
-
-
-@pytest.mark.parametrize("words", ["braces", "stars", "files", "folder"])
-def test_several_files_are_one_source_however_they_are_named(twelve, words):
-  folder = twelve[0].parent
-  suffix = twelve[0].suffix
-  location = {
-    "braces": [f"{folder}/x{{00..11}}{suffix}"],
-    "stars": [f"{folder}/*{suffix}"],
-    "files": twelve,
-    "folder": [folder],
-  }[words]
-  source = open_dataset(*location, num_classes=1)
-  assert source.name == "pets"
-  assert [example.image for example in source] == IMAGES[:12]
-
-
-def test_a_single_file_names_its_data_set(twelve):
-  assert open_dataset(twelve[0], num_classes=1).name == "x00"
-
-
-def test_a_file_that_is_given_twice_is_refused(twelve):
-  with refused("give a folder .* each once"):
-    open_dataset(twelve[0], twelve[0], num_classes=1)
-
-
-@pytest.mark.parametrize("numbers", ["{9..1}", "{00..12}"])
-def test_braces_of_missing_files_are_refused(twelve, numbers):
-  with refused("does not exist"):
-    open_dataset(twelve[0].parent / f"x{numbers}{twelve[0].suffix}")
-
-
-# Names of files, the split asked for, and which files are then read.
-SPLITS = [
-  ("data/test-0-of-1-ab12.parquet data/train-0-of-1.parquet", "train", [1]),
-  ("a-train_extra-000-of-001.tar a-train-000-of-001.tar", "train", [1]),
-  ("default/train/0001.parquet default/train/0000.parquet", None, [1, 0]),
-  ("split=train/0.parquet split=test/0.parquet", "test", [1]),
-  ("1.tar 0.tar .2.tar", None, [1, 0]),
-  ("x.parquet/part-0.snappy.parquet", "all", [0]),  # as Spark has it
-  ("x_train.tar b.tar", "train", [0]),
-]
-NO_SPLITS = [
-  ("x_train.parquet x_test.parquet", None, "give --split, one of 'test', 'tr"),
-  ("x_train.tar b.tar", None, "give --split, one of '', 'train'"),
-  ("0.tar", "train", "--split 'train' is none of 'all'"),
-  ("a/train.tar b/train.tar", "train", r"one of 'a/\*.tar', 'b/\*.tar'"),
-  ("a.tar.gz b.tar", "all", "'a.tar.gz': give .*not compressed"),
-  ("a.txt", "all", r"'a.txt': give a folder of a folder"),
-]
-
-
-def write_named_files(folder: pathlib.Path, names: str) -> list[str]:
-  """Tables of one image each, whose bytes are the name of the file."""
-  paths = names.split()
-  for path in paths:
-    write_table(folder / path, [path.encode()], label=[0])
-  return paths
-
-
-@pytest.mark.parametrize(("names", "split", "read"), SPLITS)
-def test_names_of_files_and_folders_say_the_split(tmp_path, names, split, read):
-  paths = write_named_files(tmp_path, names)
-  source = open_dataset(tmp_path, class_names=CLASSES, split=split)
-  images = [example.image.decode() for example in source]
-  assert images == [paths[i] for i in read]
-
-
-@pytest.mark.parametrize(("names", "split", "message"), NO_SPLITS)
-def test_a_split_that_is_not_plain_is_refused(tmp_path, names, split, message):
-  write_named_files(tmp_path, names)
-  with refused(message):
-    open_dataset(tmp_path, class_names=CLASSES, split=split)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -260,7 +212,7 @@ def test_a_null_is_an_image_without_bytes(tmp_path):
   """It is then one that cannot be decoded, by name."""
   path = tmp_path / "x.parquet"
   write_table(path, [None, b"x"], CLASSES, label=[0, 1])
-  assert [example.image for example in open_dataset(path)] == [b"", b"x"]
+  assert images_of(open_dataset(path)) == [b"", b"x"]
 
 
 def test_a_table_beside_a_folder_is_refused(tmp_path):
@@ -278,7 +230,10 @@ def test_files_with_the_classes_in_another_order_are_refused(tmp_path):
 
 def read_as_a_job(source: Any) -> list[bytes]:
   """Eight threads, each at a place of its own, as in an engine's worker."""
-  turns = [8 * place + step for step in range(4) for place in range(8)]
+  turns: list[int] = []
+  for step in range(4):
+    for place in range(8):
+      turns.append(8 * place + step)
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     images = list(pool.map(lambda i: source[i].image, turns))
   assert images == [IMAGES[i] for i in turns]
@@ -371,7 +326,9 @@ def test_damaged_parquet_is_read_or_refused_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "metadata", ["[", "[]", '{"info": {"features": 3}}', "[" * 9999]
+  # The last is nested deeper than a parser goes.
+  "metadata",
+  ["[", "[]", '{"info": {"features": 3}}', "".ljust(9999, "[")],
 )
 def test_metadata_that_names_no_classes_is_passed_over(tmp_path, metadata):
   table = pa.table({"image": [b"x"], "label": [0]})

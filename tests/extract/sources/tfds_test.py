@@ -21,6 +21,7 @@ from tests.extract.sources.fixtures import (
   encode_png,
   open_dataset,
   reopen_from_listing,
+  units_of,
 )
 
 CLASSES = ("cat", "dog", "eel")
@@ -155,7 +156,7 @@ def test_flags_choose_among_several_features(data_dir):
   assert found.class_names == ("calm", "cross")
   assert (found[3].image, found[3].label) == (encode_png(197), 1)
   assert found.unit == "owner"
-  units = [example.unit_id for example in found]
+  units = units_of(found)
   assert units == [row // 4 - 1 for row in SPLITS["train"]]
   assert type(units[0]) is int
   found = pets(data_dir, "unlabeled", split="test")

@@ -1,0 +1,100 @@
+"""Which files of a location are one source, and which split they are of."""
+
+import pathlib
+
+import pytest
+
+from tests.extract.refusals import refused
+from tests.extract.sources.fixtures import images_of, open_dataset, write_table
+
+KINDS = ("parquet", "tar")
+CLASSES = ("cat", "dog", "owl")
+IMAGES = [b"image %d" % i for i in range(12)]
+
+
+@pytest.fixture(params=KINDS)
+def twelve(request, tmp_path) -> list[pathlib.Path]:
+  """Twelve files of one image each, in the folder `pets`."""
+  paths: list[pathlib.Path] = []
+  for i in range(12):
+    paths.append(tmp_path / "pets" / f"x{i:02d}.{request.param}")
+    write_table(paths[i], [IMAGES[i]], label=[0])
+  return paths
+
+
+@pytest.mark.parametrize("words", ["braces", "stars", "files", "folder"])
+def test_several_files_are_one_source_however_they_are_named(twelve, words):
+  # Each way of a command line to name the same files.
+  folder = twelve[0].parent
+  suffix = twelve[0].suffix
+  location = {
+    "braces": [f"{folder}/x{{00..11}}{suffix}"],
+    "stars": [f"{folder}/*{suffix}"],
+    "files": twelve,
+    "folder": [folder],
+  }[words]
+
+  source = open_dataset(*location, num_classes=1)
+
+  assert source.name == "pets"
+  assert images_of(source) == IMAGES
+
+
+def test_a_single_file_names_its_data_set(twelve):
+  assert open_dataset(twelve[0], num_classes=1).name == "x00"
+
+
+def test_a_file_that_is_given_twice_is_refused(twelve):
+  with refused("give a folder .* each once"):
+    open_dataset(twelve[0], twelve[0], num_classes=1)
+
+
+@pytest.mark.parametrize("numbers", ["{9..1}", "{00..12}"])
+def test_braces_of_missing_files_are_refused(twelve, numbers):
+  with refused("does not exist"):
+    open_dataset(twelve[0].parent / f"x{numbers}{twelve[0].suffix}")
+
+
+# Names of files, the split asked for, and which files are then read.
+SPLITS = [
+  ("data/test-0-of-1-ab12.parquet data/train-0-of-1.parquet", "train", [1]),
+  ("a-train_extra-000-of-001.tar a-train-000-of-001.tar", "train", [1]),
+  ("default/train/0001.parquet default/train/0000.parquet", None, [1, 0]),
+  ("split=train/0.parquet split=test/0.parquet", "test", [1]),
+  ("1.tar 0.tar .2.tar", None, [1, 0]),
+  ("x.parquet/part-0.snappy.parquet", "all", [0]),  # as Spark has it
+  ("x_train.tar b.tar", "train", [0]),
+]
+NO_SPLITS = [
+  ("x_train.parquet x_test.parquet", None, "give --split, one of 'test', 'tr"),
+  ("x_train.tar b.tar", None, "give --split, one of '', 'train'"),
+  ("0.tar", "train", "--split 'train' is none of 'all'"),
+  ("a/train.tar b/train.tar", "train", r"one of 'a/\*.tar', 'b/\*.tar'"),
+  ("a.tar.gz b.tar", "all", "'a.tar.gz': give .*not compressed"),
+  ("a.txt", "all", r"'a.txt': give a folder of a folder"),
+]
+
+
+def write_named_files(folder: pathlib.Path, names: str) -> list[str]:
+  """Tables of one image each, whose bytes are the name of the file."""
+  paths = names.split()
+  for path in paths:
+    write_table(folder / path, [path.encode()], label=[0])
+  return paths
+
+
+@pytest.mark.parametrize(("names", "split", "read"), SPLITS)
+def test_names_of_files_and_folders_say_the_split(tmp_path, names, split, read):
+  paths = write_named_files(tmp_path, names)
+
+  source = open_dataset(tmp_path, class_names=CLASSES, split=split)
+
+  expected = [paths[i].encode() for i in read]
+  assert images_of(source) == expected
+
+
+@pytest.mark.parametrize(("names", "split", "message"), NO_SPLITS)
+def test_a_split_that_is_not_plain_is_refused(tmp_path, names, split, message):
+  write_named_files(tmp_path, names)
+  with refused(message):
+    open_dataset(tmp_path, class_names=CLASSES, split=split)
