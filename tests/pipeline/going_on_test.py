@@ -15,25 +15,48 @@ from tests.pipeline.sample_heads import heads_in, mu2_of
 from tests.sample_caches import write_clusters
 
 
+def count_releases(head):
+  """How many sums of the rows a head's receipt tells of."""
+  count = 0
+  for release in head.stated["releases"]:
+    count += release["count"]
+  return count
+
+
+def check_heads_are_vouched_for(folder, ledger):
+  for weights in heads_in(folder):
+    assert verify_head(weights.parent, ledger).vouched
+
+
 class TestGoingOn:
-  @pytest.mark.parametrize("head", ["auto", "lamb"])
-  def test_the_difference_is_charged(self, capsys, place, ledger, head):
-    succeeds(capsys, *place(f"TRAIN --epsilon 1 --head {head} --out a"))
-    words = place(f"TRAIN --epsilon 8 --head {head} --from a --out b")
-    _, err = succeeds(capsys, *words)
-    assert "and 8 in total" in err
+  @pytest.fixture(params=["auto", "lamb"])
+  def continued(self, request, capsys, place):
+    """A head of ε = 1 in `a`, one of 8 from it in `b`, and what was said."""
+    words = f"TRAIN --head {request.param} --epsilon"
+    succeeds(capsys, *place(f"{words} 1 --out a"))
+    _, err = succeeds(capsys, *place(f"{words} 8 --from a --out b"))
+    return read_head(Path("a")), read_head(Path("b")), err
+
+  def test_the_difference_is_charged(self, continued, ledger):
+    _, later, err = continued
+
     off = spent(ledger.entries("clusters")) - mu2_of(8.0)
+
     assert abs(off) <= mu2_of(8.0) / 10**9
-    first = read_head(Path("a"))
-    later = read_head(Path("b"))
-    assert later.stated["went_on_from"] == first.stated["charge"]
     assert later.receipt["follows"]["epsilon"] <= 8.0
+    assert "and 8 in total" in err
+
+  def test_the_head_names_the_charge_that_it_continues(self, continued, ledger):
+    first, later, _ = continued
+
+    assert later.stated["went_on_from"] == first.stated["charge"]
     assert verify_head(Path("b"), ledger).vouched
-    releases = [
-      sum(each["count"] for each in saved.stated["releases"])
-      for saved in (first, later)
-    ]
-    assert releases == [releases[1] // 2, releases[1]]
+
+  def test_the_receipt_tells_of_the_releases_of_both(self, continued):
+    first, later, _ = continued
+
+    # As many again: both heads are of the same kind.
+    assert count_releases(later) == 2 * count_releases(first)
 
   def test_a_cap_can_be_used_up(self, capsys, place, ledger, train_cache):
     """Nothing of the cap is lost to noise multipliers that are rounded up."""
@@ -42,6 +65,7 @@ class TestGoingOn:
     words = "TRAIN --head lamb --delta 1e-6 --epsilon"
     succeeds(capsys, *place(f"{words} 1 --out a"))
     succeeds(capsys, *place(f"{words} 2 --out b --from a"))
+
     assert spent(ledger.entries("clusters")) == Fraction(
       mu_squared_from_epsilon(2.0, 1e-6)
     )
@@ -55,6 +79,7 @@ class TestGoingOn:
     words = place("TRAIN --head lamb --epsilon")
     succeeds(capsys, *words, 2, "--cache", "c1", "--out", "a")
     go_on = [*words, 8, "--cache", "c2", "--from", "a", "--out", "b"]
+
     assert "trained on other rows than" in fails(capsys, *go_on)
 
   @pytest.mark.slow
@@ -64,7 +89,9 @@ class TestGoingOn:
     succeeds(capsys, *place(f"{words} --out s"))
     words = "TRAIN --cache t --head lamb --epsilon 8 --out b --from"
     (head,) = heads_in("s")
+
     line = fails(capsys, *place(f"{words} {head.parent}"))
+
     assert "trained on other rows than" in line
 
 
@@ -73,34 +100,59 @@ def stop(*_):
 
 
 class TestStopped:
-  def test_a_cap_that_a_stopped_run_used_up_does_not_stop_it(
-    self, capsys, place, train_cache, monkeypatch
-  ):
+  @pytest.fixture
+  def stopped_at_the_cap(self, capsys, place, train_cache, monkeypatch):
+    """The words of a run that used up its cap and was stopped."""
     cap = f"budget --cache {train_cache.path} --max-epsilon 2 --max-delta 1e-5"
     succeeds(capsys, *cap.split())
     words = place("TRAIN --head lamb --epsilon 2 --out h")
     with monkeypatch.context() as patch:
       patch.setattr("oneshot_dp.pipeline.runs.training.write_head", stop)
       fails(capsys, *words, status=130)
-    succeeds(capsys, *words)
+    return words
+
+  def test_a_cap_that_a_stopped_run_used_up_does_not_stop_it(
+    self, capsys, stopped_at_the_cap
+  ):
+    succeeds(capsys, *stopped_at_the_cap)
+
+  def test_a_cap_that_a_stopped_run_used_up_stops_others(
+    self, capsys, place, stopped_at_the_cap
+  ):
     line = fails(capsys, *place("TRAIN --head lamb --epsilon 1 --out i"))
+
     assert "would break the cap of 'clusters'" in line
 
-  @pytest.mark.slow
-  def test_the_same_command_goes_on_without_a_new_charge(
-    self, capsys, place, ledger, monkeypatch
-  ):
+  @pytest.fixture
+  def stopped_sweep(self, capsys, place, monkeypatch):
+    """The words of a sweep that was stopped after its heads, and its error."""
     words = place("SWEEP --epsilons 1 8 --head lamb --out s")
     with monkeypatch.context() as patch:
       patch.setattr("oneshot_dp.pipeline.runs.sweep_files.write_report", stop)
       line = fails(capsys, *words, status=130)
+    return words, line
+
+  @pytest.mark.slow
+  def test_a_stopped_run_shows_no_head(self, stopped_sweep):
+    _, line = stopped_sweep
+
     assert "the same command resumes without a new charge" in line
     assert not list(Path().rglob("head.safetensors"))
+
+  @pytest.mark.slow
+  def test_the_same_command_resumes_without_a_new_charge(
+    self, capsys, ledger, stopped_sweep
+  ):
+    words, _ = stopped_sweep
+    # Another command into the same place is refused, and changes nothing.
     other = [*words, "--num-draws", 2]
     assert "num_draws" in fails(capsys, *other)
+
     succeeds(capsys, *words)
+
     assert spent(ledger.entries("clusters")) == mu2_of(8.0)
-    assert all(verify_head(p.parent, ledger).vouched for p in heads_in("s"))
+    assert len(heads_in("s")) == 2
+    check_heads_are_vouched_for("s", ledger)
 
   def test_an_error_in_the_middle_leaves_nothing(
     self, capsys, place, monkeypatch
@@ -112,22 +164,25 @@ class TestStopped:
 
     monkeypatch.setattr("oneshot_dp.pipeline.runs.training.write_head", full)
     words = place("TRAIN --epsilon 8 --head lamb --out h")
+
     assert "No space left" in fails(capsys, *words, status=1)
     assert {*Path().iterdir()} - there == {Path("state")}
 
 
 @pytest.fixture
 def on_two_hosts(place):
-  """What both say of a command, and how they end."""
+  """Runs a command on two: what each printed, and how each ended."""
 
   def run(line):
     with socket.socket() as free:
       free.bind(("127.0.0.1", 0))
-      where = f"127.0.0.1:{free.getsockname()[1]}"
+      address = f"127.0.0.1:{free.getsockname()[1]}"
     words = place(f"{line} --hosts")
-    hosts = [start([*words, f"{i}/2@{where}"]) for i in (0, 1)]
-    said = [host.communicate(timeout=120) for host in hosts]
-    return said, [host.returncode for host in hosts]
+    # Both are started before the first is waited for: they meet.
+    first = start([*words, f"0/2@{address}"])
+    second = start([*words, f"1/2@{address}"])
+    printed = [first.communicate(timeout=120), second.communicate(timeout=120)]
+    return printed, [first.returncode, second.returncode]
 
   return run
 
@@ -142,18 +197,24 @@ class TestHosts:
   def test_two_hosts_make_one_charge_and_one_set_of_heads(
     self, on_two_hosts, ledger
   ):
-    said, statuses = on_two_hosts("SWEEP --epsilons 8 --head lamb auto --out s")
-    assert statuses == [0, 0], said
-    assert "all private heads together: epsilon = " in said[0][0]
-    assert said[1] == ("", "")
+    printed, statuses = on_two_hosts(
+      "SWEEP --epsilons 8 --head lamb auto --out s"
+    )
+
+    assert statuses == [0, 0], printed
+    assert "all private heads together: epsilon = " in printed[0][0]
+    assert printed[1] == ("", "")
     assert spent(ledger.entries("clusters")) == 2 * mu2_of(8.0)
     assert len(heads_in("s")) == 2
-    assert all(verify_head(p.parent, ledger).vouched for p in heads_in("s"))
+    check_heads_are_vouched_for("s", ledger)
 
   @pytest.mark.long
   def test_what_the_first_refuses_ends_all(self, on_two_hosts, ledger):
     Path("h").mkdir()
-    said, statuses = on_two_hosts("TRAIN --epsilon 8 --head lamb --out h")
-    assert statuses == [2, 2], said
-    assert all("h already exists" in one_line(each) for _, each in said)
+
+    printed, statuses = on_two_hosts("TRAIN --epsilon 8 --head lamb --out h")
+
+    assert statuses == [2, 2], printed
+    for _, err in printed:
+      assert "h already exists" in one_line(err)
     assert not ledger.path.exists()
