@@ -13,7 +13,11 @@ from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.cache.write import write_cache
 
 DIM = 16
-BACKBONE = {"name": "clusters", "layer": "none", "weights_sha256": "0" * 64}
+BACKBONE = {
+  "name": "clusters",
+  "layer": "none",
+  "weights_sha256": "0".zfill(64),
+}
 
 
 def clusters(

@@ -20,8 +20,8 @@ from tests.extract.sources.fixtures import (
 )
 
 ADDRESS = "hf://datasets/owner/pets"
-FIRST = "a" * 40
-SECOND = "b" * 40
+FIRST = "0".zfill(40)
+SECOND = "1".zfill(40)
 CLASSES = ("cat", "dog", "eel")
 SHARDS = {
   "data/train-00000-of-00002.parquet": (0, 1, 2, 0),

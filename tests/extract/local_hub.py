@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 from tests.extract import object_server
 
-COMMIT = "a" * 40
+COMMIT = "0".zfill(40)
 NOWHERE = "http://127.0.0.1:9"
 """Nothing listens there."""
 

@@ -308,7 +308,7 @@ def test_heads_of_a_folder_that_the_ledger_does_not_know_are_not_shown(
   """Somebody put them there, or a killed run's never were delivered."""
   whole = out.parent / ".run.unfinished" / "whole"
   whole.mkdir(parents=True)
-  write(whole, ["0" * 32])
+  write(whole, ["0".zfill(32)])
   before = shown(whole)
   run(ledger, out)
   check_whole(ledger, out)

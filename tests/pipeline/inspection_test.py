@@ -83,7 +83,9 @@ def test_a_dataset_of_the_hub(tmp_path, inspect, monkeypatch):
   images = [encode_png(), encode_png(1)]
   write_table(path, images, ["cat", "dog"], label=[0, 1])
   files = {path.name: path.read_bytes()}
-  dataset = local_hub.Dataset("owner/pets", local_hub.Commit("a" * 40, files))
+  dataset = local_hub.Dataset(
+    "owner/pets", local_hub.Commit(local_hub.COMMIT, files)
+  )
   with local_hub.serve_dataset(monkeypatch, tmp_path / "hub", dataset):
     address = "hf://datasets/owner/pets"
     classes = {"train": {"cat": 1, "dog": 1}}

@@ -14,8 +14,8 @@ from oneshot_dp.pipeline.heads.model_card import render_card, right_guesses
 from oneshot_dp.pipeline.heads.receipt import check_receipt, derive
 from tests.pipeline.sample_heads import sample_info, trained_head
 
-CHARGE_ID = "c" * 32
-PARENT_ID = "e" * 32
+CHARGE_ID = "c".zfill(32)
+PARENT_ID = "e".zfill(32)
 
 
 def write_private(folder):
@@ -42,7 +42,7 @@ def write_baseline(folder):
 
 
 def write_continued(folder):
-  options = {"balanced": True, "start_sha256": "a" * 64}
+  options = {"balanced": True, "start_sha256": "a".zfill(64)}
   write_head(
     folder,
     trained_head(8.0, options=options),
@@ -103,7 +103,7 @@ def edits_of(value):
     case str():
       return [value + "x", value.upper() + "!", "", 7, None, [value]]
     case None:
-      return ["a" * 32, 1.0, {}, {"a": 1}]
+      return [CHARGE_ID, 1.0, {}, {"a": 1}]
     case _:
       return [None, [1], {"a": 1}, "x"]
 

@@ -22,6 +22,7 @@ from oneshot_dp.extract.images import Preprocessing, resize_and_crop
 from tests.extract.backbones import drawn
 from tests.extract.refusals import refused
 
+OTHER_SHA256 = "0".zfill(64)
 SMALL = PreprocessConfig(image_size=32)
 GLYPH_WEIGHTS = pathlib.Path(backbone_spec("glyph_vit").weights or "")
 GLYPH_SHA256 = hashlib.sha256(GLYPH_WEIGHTS.read_bytes()).hexdigest()
@@ -112,7 +113,7 @@ def test_backbone_loaded_twice_is_compiled_once():
 
 def test_backbone_of_another_sha256_is_refused():
   with refused("has SHA-256 .* not 0000"):
-    load_backbone("glyph_vit", None, "0" * 64)
+    load_backbone("glyph_vit", None, OTHER_SHA256)
 
 
 def test_backbone_reads_the_layer_that_is_asked_for():
@@ -145,7 +146,7 @@ def test_timm_tensors_of_a_network_unknown_to_timm_are_refused():
 
 def test_timm_tensors_of_a_changed_file_are_refused(vit):
   with refused("changed since"):
-    timm_tensors(dataclasses.replace(vit, weights_sha256="0" * 64))
+    timm_tensors(dataclasses.replace(vit, weights_sha256=OTHER_SHA256))
 
 
 MISFITS: list[tuple[str, dict[str, Any], str]] = [

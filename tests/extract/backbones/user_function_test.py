@@ -12,6 +12,7 @@ from oneshot_dp.configs.extract_config import PreprocessConfig
 from oneshot_dp.extract.backbones.backbone import load_backbone
 from tests.extract.refusals import refused
 
+OTHER_SHA256 = "0".zfill(64)
 CODE = """
 from __future__ import annotations
 import dataclasses
@@ -97,7 +98,7 @@ def test_function_in_changed_code_is_another_backbone(code, weights):
 
 def test_function_with_weights_of_another_sha256_is_refused(code, weights):
   with refused("SHA-256"):
-    load(code, "embed", weights, "0" * 64)
+    load(code, "embed", weights, OTHER_SHA256)
 
 
 def test_function_without_weights_gives_float32_embeddings(code):

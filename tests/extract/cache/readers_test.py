@@ -17,6 +17,8 @@ from oneshot_dp.extract.cache.shard_file import (
 )
 from tests.extract.cache.caches import columns, import_rows, make_info, run_job
 
+OTHER_SHA256 = "0".zfill(64)
+
 
 @pytest.fixture(
   params=[("train", EXAMPLE), ("all", "patient"), ("2024", "user")]
@@ -186,7 +188,7 @@ def test_check_cache_unfolds_no_compressed_record(out, rows):
 
 
 def test_check_cache_finds_another_hash(out, rows):
-  state(out, sha256="0" * 64)
+  state(out, sha256=OTHER_SHA256)
 
   assert finds(out, "its SHA-256 is another")
 

@@ -34,6 +34,7 @@ from tests.extract.refusals import refused
 BODY = np.random.default_rng(0).bytes(1_500_000)
 OTHER = np.random.default_rng(1).bytes(1_500_000)
 SHA256 = hashlib.sha256(BODY).hexdigest()
+OTHER_SHA256 = "1".zfill(64)
 NAME = "models/ViT-Ti 16.npz"
 URL = f"s3://{object_server.BUCKET}/{NAME}"
 
@@ -145,9 +146,9 @@ def test_path_of_a_file_is_itself(body_file):
   ("sha256", "message"),
   [
     ("", "is no SHA-256"),
-    ("g" * 64, "is no SHA-256"),
-    ("a" * 63, "is no SHA-256"),
-    ("1" * 64, f"{SHA256}, not {'1' * 64}"),
+    ("g".zfill(64), "is no SHA-256"),
+    ("a".zfill(63), "is no SHA-256"),
+    (OTHER_SHA256, f"{SHA256}, not {OTHER_SHA256}"),
   ],
 )
 def test_sha256_of_another_file_or_of_none_is_refused(
@@ -171,7 +172,7 @@ def hub(tmp_path, monkeypatch):
   server: Any = object_server.ObjectServer(ask)
   monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
   local_hub.ask_at(monkeypatch, server.url)
-  commit = [("X-Repo-Commit", "a" * 40), ("ETag", '"one"')]
+  commit = [("X-Repo-Commit", "0".zfill(40)), ("ETag", '"one"')]
   server.answer = (200, commit, BODY)
   with object_server.running(server):
     yield server

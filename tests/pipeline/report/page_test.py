@@ -16,6 +16,8 @@ from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.report.sample_runs import NAMES, NOISY, write_run
 from tests.pipeline.sample_heads import sample_info, trained_head
 
+UNLABELED_SHA256 = "0a".zfill(64)
+
 
 def text_of(page):
   """What is read on a page."""
@@ -72,7 +74,7 @@ def test_the_page_says_that_public_unlabeled_images_were_used(
   self_trained, words, tmp_path
 ):
   trained = trained_head(
-    options={"unlabeled_sha256": "0a" * 32, "self_trained": self_trained}
+    options={"unlabeled_sha256": UNLABELED_SHA256, "self_trained": self_trained}
   )
   write_head(tmp_path / "head", trained, sample_info())
 
@@ -81,7 +83,7 @@ def test_the_page_says_that_public_unlabeled_images_were_used(
   promise = section_of(page, "promise")
   assert "Public images without labels were used." in promise
   assert words in promise
-  assert "0a" * 32 in section_of(page, "receipt")
+  assert UNLABELED_SHA256 in section_of(page, "receipt")
 
 
 @pytest.mark.parametrize(
