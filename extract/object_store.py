@@ -63,8 +63,11 @@ class Remote:
       "timeout": f"{_READ_SECONDS}s",
       "read_timeout": f"{_IDLE_SECONDS}s",
     }
-    self.first = self._client(read_timeouts, _NO_RETRIES)
-    self.reader = self._client(read_timeouts, RETRIES)
+    try:
+      self.first = self._client(read_timeouts, _NO_RETRIES)
+      self.reader = self._client(read_timeouts, RETRIES)
+    except ValueError as e:  # ".." or a control character is in the name
+      raise InputError(escaped(f"{scheme}://{bucket}/{folder}: {e}.")) from e
 
   def writer(self, num_bytes: int) -> Any:
     """A client whose time-out is long enough for a write of this size."""

@@ -239,7 +239,7 @@ def write_if_absent(store: Store, name: str, data: bytes) -> bytes:
   elif _put(store, store.remote, name, data):
     return data
   # Perhaps it was this very call that wrote it, and its answer was lost.
-  existing = read(store, name)
+  existing = read(store, name, max(files.MOST_BYTES, len(data)))
   if existing is None:
     raise RunError(
       f"{store.display_path(name)} was removed meanwhile; run again."

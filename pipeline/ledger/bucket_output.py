@@ -86,8 +86,11 @@ class BucketOutput:
       work_folder = work_folder_of(self.path, self._ledger)
     self.staging = work_folder / "whole"
     with disk_errors(work_folder):
-      work_folder.parent.mkdir(parents=True, exist_ok=True)
+      # The mode that the ledger would give to its folder.
+      work_folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
       self._lock_handle = self._lock(work_folder)
+      # Of a process that was killed after it had put everything.
+      shutil.rmtree(work_folder / "shown", ignore_errors=True)
     try:
       self._refuse_other_objects()
       self._try_to_write()
@@ -107,21 +110,15 @@ class BucketOutput:
         "the ledger has noted the results, and they are kept beside it: the"
         " same command puts the rest."
       )
-    for name in _in_order(_files_below(self.staging)):
-      content = (self.staging / name).read_bytes()
-      try:
-        existing = storage.write_if_absent(self._store, name, content)
-      except (InputError, RunError) as error:
-        raise RunError(f"{error} Not all was put: {remedy}") from error
-      except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(
-          f"interrupted; not all was put into {self.path}: {remedy}"
-        ) from error
-      if existing != content:
-        raise RunError(
-          f"{self._store.display_path(name)} was put by another meanwhile, and"
-          f" is left as it is. Once it is removed: {remedy}"
-        )
+    try:
+      self._put_files()
+      self._refuse_lost_objects()
+    except (InputError, RunError) as error:
+      raise RunError(f"{error} Not all was put: {remedy}") from error
+    except KeyboardInterrupt as error:
+      raise KeyboardInterrupt(
+        f"interrupted; not all was put into {self.path}: {remedy}"
+      ) from error
     # A rename, which a kill cannot halve: of files that are partly removed the
     # next run could not tell what the ledger has noted.
     with disk_errors(self.staging):
@@ -173,24 +170,57 @@ class BucketOutput:
       )
     return handle
 
+  def _put_files(self) -> None:
+    for name in _in_order(_files_below(self.staging)):
+      content = (self.staging / name).read_bytes()
+      existing = storage.write_if_absent(self._store, name, content)
+      if existing != content:
+        raise RunError(
+          f"{self._store.display_path(name)} was put by another meanwhile, and"
+          " is left as it is: remove it first."
+        )
+
+  def _refuse_lost_objects(self) -> None:
+    """Asks the store for all that was put, before the files are removed."""
+    listed = storage.list_files(self._store)
+    for name in _files_below(self.staging):
+      size, _ = listed.get(name, (None, ""))
+      if size != (self.staging / name).stat().st_size:
+        raise RunError(
+          f"{self._store.display_path(name)} was put, and the store does not"
+          " have it whole."
+        )
+
   def _refuse_other_objects(self) -> None:
     """Refuses a folder that has objects which a killed run did not put."""
-    for name, _ in storage.iterate_files(self._store):
-      if name == _PROBE:
-        continue
-      if not self._has_staged(name):
+    sizes = {}
+    for name, (size, _) in storage.iterate_files(self._store):
+      sizes[name] = size
+    # A listing may lag behind what was put, and these tell of a whole output.
+    for name in _PUT_LAST:
+      with contextlib.suppress(FileNotFoundError):
+        sizes[name], _ = storage.state(self._store, name)
+    # The probe of a process that was killed; and the empty object by which
+    # consoles show a folder.
+    sizes.pop(_PROBE, None)
+    if sizes.get("") == 0:
+      sizes.pop("")
+    for name, size in sizes.items():
+      if not self._has_staged(name, size):
         raise InputError(
           f"{self.path} already exists, as it has {name!a}; choose another"
           " place."
         )
       self.is_half_shown = True
 
-  def _has_staged(self, name: str) -> bool:
+  def _has_staged(self, name: str, size: int) -> bool:
     """Whether an object has the bytes of the staged file of its name."""
     if name not in _files_below(self.staging):
       return False
     content = (self.staging / name).read_bytes()
-    return storage.read(self._store, name) == content
+    if len(content) != size:
+      return False
+    return storage.read(self._store, name, size) == content
 
   def _try_to_write(self) -> None:
     """Puts an object as `publish` does, and removes it."""

@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import places
-from oneshot_dp.extract.files import disk_errors, sync_tree
+from oneshot_dp.extract.files import disk_errors, sync, sync_tree
 from oneshot_dp.pipeline.ledger.bucket_output import output_at
 from oneshot_dp.pipeline.ledger.entries import (
   ChargeRequest,
@@ -242,6 +242,9 @@ class Delivery:
           for name in names:
             Path(folder, name).chmod(0o600)
       sync_tree(self.folder)
+      # What is noted is to be found again: by its hidden folder's name as well.
+      sync(self.folder.parent)
+      sync(self.folder.parent.parent)
 
 
 def _ledger_bytes(requests: Sequence[ChargeRequest]) -> int:

@@ -227,8 +227,9 @@ class Ledger:
       # Nobody but the very same run may: another one would release something
       # else for it.
       unfinished = _find_unfinished(ledger, str(run), heads)
+      for charge in unfinished:
+        _check_same_run(charge, identity, run)
       if unfinished:
-        _check_same_run(unfinished[-1], identity, run)
         return [charge.id for charge in unfinished]
       known_datasets = {entry.dataset for entry in ledger.select("charge")}
       check_requests(ledger, requests)

@@ -1,6 +1,7 @@
 """A run into a bucket, killed, refused or raced at each of its steps."""
 
 import json
+import os
 import secrets
 import shutil
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.extract import places, storage
+from oneshot_dp.extract import files, places, storage
 from oneshot_dp.pipeline.ledger.bucket_output import work_folder_of
 from oneshot_dp.pipeline.ledger.delivery import Delivery, find_heads
 from oneshot_dp.pipeline.ledger.ledger import Ledger
@@ -81,11 +82,11 @@ def objects_of(server):
 
 
 def files_of(folder):
-  files = {}
+  contents = {}
   for path in folder.rglob("*"):
     if path.is_file():
-      files[path.relative_to(folder).as_posix()] = path.read_bytes()
-  return files
+      contents[path.relative_to(folder).as_posix()] = path.read_bytes()
+  return contents
 
 
 class Recorder:
@@ -204,6 +205,7 @@ def test_a_killed_run_shows_what_was_noted_or_begins_anew_at_no_cost(
     ("PUT", "s3:PutObject"),
     ("POST", "s3:DeleteObject"),
     ("LIST", "s3:ListBucket"),
+    ("HEAD", "s3:GetObject"),
   ],
 )
 def test_a_permission_that_lacks_is_found_before_the_charge(
@@ -312,6 +314,155 @@ def test_a_folder_that_others_may_read_is_closed_before_anything_is_drawn(
   run(ledger, s3_out, train)
 
   assert modes == [0o700]
+
+
+def test_a_new_ledgers_folder_is_its_owners_alone(
+  s3_out, server, tmp_path, umask
+):
+  umask(0o002)
+  folder = tmp_path / "new"
+
+  run(Ledger(folder / "ledger"), s3_out)
+
+  assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_place_that_was_emptied_is_used_after_a_kill_before_clearing_up(
+  ledger, s3_out, server
+):
+  with pytest.MonkeyPatch.context() as patch:
+    kill_at(patch, Path, "rename", 0, after=True)
+    patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    with pytest.raises(Killed):
+      run(ledger, s3_out)
+  server.objects.clear()
+
+  run(ledger, s3_out)
+
+  assert set(objects_of(server)) == set(PUT_IN_ORDER)
+  assert not work_folder_of(s3_out, ledger.path).exists()
+
+
+def test_files_above_the_usual_limit_of_reading_are_put_by_the_next_run(
+  ledger, s3_out, server, monkeypatch
+):
+  monkeypatch.setattr(files, "MOST_BYTES", 10)
+  monkeypatch.setattr(storage.read, "__defaults__", (10,))
+  first = Recorder()
+  with pytest.MonkeyPatch.context() as patch:
+    kill_at(patch, storage, "write_if_absent", 3, after=True)
+    with pytest.raises(Killed):
+      run(ledger, s3_out, first)
+  puts = []
+
+  def lose_an_answer(kind):
+    if kind != "PUT":
+      return None
+    puts.append(kind)
+    return "lose" if len(puts) == 5 else None
+
+  server.fault = lose_an_answer
+  run(ledger, s3_out, refuse_to_train)
+
+  assert objects_of(server) == first.files
+
+
+def test_an_object_that_the_store_lost_is_put_by_the_next_run(
+  ledger, s3_out, server
+):
+  first = Recorder()
+  ask = server.ask
+
+  def lose_weights(method, path, headers, body):
+    if method == "PUT" and path.endswith("heads/1/head.safetensors"):
+      return 200, [("etag", "x")], b""
+    return ask(method, path, headers, body)
+
+  server.ask = lose_weights
+  with pytest.raises(RunError, match="was put, and the store does not"):
+    run(ledger, s3_out, first)
+  server.ask = ask
+  run(ledger, s3_out, refuse_to_train)
+
+  check_whole(server, ledger, s3_out)
+  assert objects_of(server) == first.files
+
+
+def test_a_finished_run_is_found_although_the_listing_lags(
+  ledger, s3_out, server, monkeypatch
+):
+  run(ledger, s3_out)
+  nothing = b"<ListBucketResult><IsTruncated>false</IsTruncated>"
+  answer = (200, [], nothing + b"</ListBucketResult>")
+  monkeypatch.setattr(server, "_list", lambda query: answer)
+
+  with pytest.raises(InputError, match="already exists, as it has 'results"):
+    run(ledger, s3_out, refuse_to_train)
+
+  assert len(ledger.entries("pets")) == 1
+
+
+def test_a_console_s_empty_folder_is_free(ledger, s3_out, server):
+  server.objects["runs/1/"] = b""
+
+  run(ledger, s3_out)
+
+  assert server.objects.pop("runs/1/") == b""
+  check_whole(server, ledger, s3_out)
+
+
+def test_the_hidden_folder_is_on_the_disk_before_the_note(
+  ledger, s3_out, server, monkeypatch
+):
+  work_folder = work_folder_of(s3_out, ledger.path)
+  fsync = os.fsync
+  synced = []
+  synced_at_note = []
+  deliver = Ledger.deliver
+
+  def noting_sync(handle):
+    synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+    fsync(handle)
+
+  def note(*arguments):
+    synced_at_note.extend(synced)
+    deliver(*arguments)
+
+  def train(folder, charge_ids):
+    write(folder, charge_ids)
+    synced.clear()  # what made and locked the folder
+
+  monkeypatch.setattr(os, "fsync", noting_sync)
+  monkeypatch.setattr(Ledger, "deliver", note)
+  run(ledger, s3_out, train)
+
+  assert str(work_folder) in synced_at_note
+  assert str(work_folder.parent) in synced_at_note
+
+
+def test_files_of_another_run_that_were_moved_here_are_not_its_results(
+  ledger, s3_out, server, tmp_path
+):
+  work_folder = work_folder_of(s3_out, ledger.path)
+  with pytest.MonkeyPatch.context() as patch:
+    kill_at(patch, storage, "write_if_absent", 1, after=False)
+    with pytest.raises(Killed):
+      run(ledger, s3_out)
+  (work_folder / "whole").rename(tmp_path / "of one")
+  request = make_charge_request(2.0)
+  other = Delivery(s3_out, ledger, [request], identity={"epsilon": 2})
+  with pytest.MonkeyPatch.context() as patch:
+    kill_at(patch, Ledger, "charge", 0, after=True)
+    with pytest.raises(Killed), other:
+      other.open()
+  work_folder.mkdir()
+  (tmp_path / "of one").rename(work_folder / "whole")
+
+  again = Delivery(s3_out, ledger, [request], identity={"epsilon": 2})
+  with pytest.raises(InputError, match="another by its epsilon"), again:
+    again.open()
+
+  assert not objects_of(server)
 
 
 def test_a_place_with_an_object_is_refused_before_the_charge(

@@ -351,6 +351,18 @@ class TestTraining:
 
     assert "a ledger needs a file system's locks" in line
 
+  @pytest.mark.parametrize("name", ["a/../b", "a\tb"])
+  def test_output_at_a_name_that_no_store_takes_is_refused_in_one_line(
+    self, bucket, train_cache, capsys, ledger, name
+  ):
+    words = ["train", "--cache", train_cache.path, "--epsilon", "2"]
+    words += ["--delta", "1e-5", "--out", f"{BUCKET}/{name}"]
+
+    line = fails(capsys, *words)
+
+    assert "illegal character" in line
+    assert not ledger.path.exists()
+
   @pytest.mark.parametrize("url", ["az://box/h", "https://example.org/h"])
   def test_output_at_an_address_of_another_kind_is_refused_by_its_name(
     self, bucket, place, capsys, ledger, url
