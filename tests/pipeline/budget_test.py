@@ -1,37 +1,51 @@
+"""budget: what was spent of each data set, and caps."""
+
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from tests.pipeline.command_line import succeeds
-from tests.pipeline.sample_heads import make_charge_request
+from tests.pipeline.sample_heads import row_keys
 
 DELTA = 1e-5
+SECRET = {"private": "SECRET"}
 
 
-def charge(ledger, *costs, dataset="pets", run="/run", **changes):
-  keys = {"image": np.array([hash(dataset) % 1000 + 1], np.uint64)}
-  bill = make_charge_request(*costs, dataset=dataset, keys=keys, **changes)
-  return ledger.charge([bill], Path(run), {"private": "SECRET"})
-
-
-def test_what_was_spent_of_all_data_sets(ledger, capsys):
-  out, _ = succeeds(capsys, "budget")
-  assert "nothing was charged" in out
-  assert not ledger.path.exists()
-  charge(ledger, mu_squared_from_epsilon(1.0, DELTA), None)
+@pytest.fixture
+def charged(ledger, charge):
+  """A ledger of two data sets, with charges that are private or not."""
   charge(
-    ledger,
+    mu_squared_from_epsilon(1.0, DELTA),
+    None,
+    keys=row_keys(1),
+    identity=SECRET,
+    run="/run",
+  )
+  charge(
     mu_squared_from_epsilon(2.0, DELTA),
     dataset="cats",
+    keys=row_keys(2),
+    identity=SECRET,
     unit="user",
-    run="/b",
   )
+  return ledger
+
+
+def test_budget_of_a_ledger_that_is_not_there_says_so_and_makes_none(
+  ledger, capsys
+):
   out, _ = succeeds(capsys, "budget")
+
+  assert "nothing was charged" in out
+  assert not ledger.path.exists()
+
+
+def test_budget_tells_what_each_data_set_spent(charged, capsys):
+  out, _ = succeeds(capsys, "budget")
+
   pets, cats = out.split("\npets:\n")[1].split("\ncats:\n")
   assert "spent, all together: epsilon 1 at delta 1e-05; 2." in pets
   assert "1 are NOT PRIVATE: no epsilon covers them" in pets
@@ -39,37 +53,106 @@ def test_what_was_spent_of_all_data_sets(ledger, capsys):
   assert "no cap" in pets
   assert "epsilon 2 at delta 1e-05" in cats
   assert "per user" in cats
+
+
+def test_budget_tells_nothing_of_runs_and_rows(charged, capsys):
+  out, _ = succeeds(capsys, "budget")
+
   assert "SECRET" not in out
   assert "keys" not in out
+
+
+def test_budget_as_json_has_what_each_data_set_spent(charged, capsys):
   out, _ = succeeds(capsys, "budget", "--json")
-  told = json.loads(out)["datasets"]
-  assert [each["dataset"] for each in told] == ["pets", "cats"]
-  assert 1 - 1e-6 < told[0]["spent"]["epsilon"] <= 1 + 1e-6
-  assert told[0]["spent"]["not_private"] == 1
-  assert told[0]["cap"] is None
+
+  pets, cats = json.loads(out)["datasets"]
+  assert (pets["dataset"], cats["dataset"]) == ("pets", "cats")
+  assert 1 - 1e-6 < pets["spent"]["epsilon"] <= 1 + 1e-6
+  assert pets["spent"]["not_private"] == 1
+  assert pets["cap"] is None
+
+
+def test_budget_as_json_tells_nothing_of_runs_and_rows(charged, capsys):
+  out, _ = succeeds(capsys, "budget", "--json")
+
   assert "SECRET" not in out
   assert "/run" not in out
 
 
-def test_a_cap_is_set_and_what_is_left_is_said(ledger, capsys, train_cache):
-  name = train_cache.info.dataset
-  cache = train_cache.path
-  cap = "--cache", cache, "--max-epsilon", 3, "--max-delta", DELTA
-  out, err = succeeds(capsys, "budget", *cap)
+# Caps.
+
+
+@pytest.fixture
+def set_cap(capsys, train_cache):
+  """Sets the cap of the data set of a cache to ε; returns what was said."""
+
+  def run(epsilon):
+    return succeeds(
+      capsys,
+      *("budget", "--cache", train_cache.path),
+      *("--max-epsilon", epsilon, "--max-delta", DELTA),
+    )
+
+  return run
+
+
+@pytest.fixture
+def used_up(charge, set_cap, train_cache):
+  """The cache of a data set whose cap of ε = 3 is spent."""
+  set_cap(3)
+  charge(
+    mu_squared_from_epsilon(3.0, DELTA),
+    dataset=train_cache.info.dataset,
+    keys=row_keys(1),
+  )
+  return train_cache
+
+
+def test_budget_sets_a_cap_and_tells_what_is_left(set_cap):
+  out, err = set_cap(3)
+
   assert "warning" not in err
   assert "cap: epsilon 3 at delta 1e-05; one release of epsilon 3 at" in out
-  charge(ledger, mu_squared_from_epsilon(3.0, DELTA), dataset=name)
-  out, _ = succeeds(capsys, "budget", "--cache", cache)
+
+
+def test_budget_of_a_used_up_cap_tells_that_nothing_is_left(capsys, used_up):
+  out, _ = succeeds(capsys, "budget", "--cache", used_up.path)
+
   assert "nothing is left" in out
   assert "cap set to epsilon 3" in out
-  out, _ = succeeds(capsys, "budget", "--cache", cache, "--json")
+
+
+def test_budget_of_a_used_up_cap_as_json_has_zero_left(capsys, used_up):
+  out, _ = succeeds(capsys, "budget", "--cache", used_up.path, "--json")
+
   assert json.loads(out)["datasets"][0]["left"] == 0
-  charge(ledger, 1.0, dataset="wolves", run="/b")
-  out, err = succeeds(capsys, "budget", *cap[:3], 2, *cap[4:])
-  assert "warning: more than this is spent" in err
+
+
+def test_budget_of_a_cache_tells_of_no_other_data_set(charge, set_cap, used_up):
+  charge(1.0, dataset="wolves", keys=row_keys(2))
+
+  out, _ = set_cap(2)
+
   assert "wolves" not in out
-  _, err = succeeds(capsys, "budget", *cap[:3], 4, *cap[4:])
+
+
+def test_budget_warns_of_a_cap_that_is_lower_than_what_is_spent(
+  set_cap, used_up
+):
+  _, err = set_cap(2)
+
+  assert "warning: more than this is spent" in err
+
+
+def test_budget_warns_of_a_cap_that_was_raised(set_cap, used_up):
+  set_cap(2)
+
+  _, err = set_cap(4)
+
   assert "THE CAP WAS RAISED" in err
+
+
+# Many charges.
 
 
 TIMED = """
@@ -84,15 +167,21 @@ print(time.process_time() - begun)
 
 
 @pytest.mark.slow
-def test_three_thousand_charges_are_read_in_a_third_of_a_second(ledger):
+def test_three_thousand_charges_are_read_in_a_third_of_a_second(ledger, charge):
   """In a process of its own, where no annotation is checked."""
-  charge(ledger, *(1e-4 * (1 + i / 1e5) for i in range(3_000)))
+  # All different, or their sum would be quicker than sums are.
+  costs = []
+  for i in range(3_000):
+    costs.append(1e-4 * (1 + i / 1e5))
+  charge(*costs)
+
   run = subprocess.run(
     [sys.executable, "-c", TIMED, str(ledger.path)],
     capture_output=True,
     text=True,
     check=True,
   )
+
   *lines, seconds = run.stdout.splitlines()
   assert len(lines) > 3_000
   assert float(seconds) < 0.33
