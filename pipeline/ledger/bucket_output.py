@@ -39,8 +39,9 @@ class BucketOutput:
   It is used as `StagedOutput` is.
 
   *Formal guarantees*: before `publish` nothing of what was staged is in the
-  bucket. An object that is there is never written over: of two outputs with
-  one URL, the one that is second at the first object that differs puts no more.
+  bucket. In a store that keeps to `If-None-Match` no object is ever written
+  over: of two outputs with one URL, the one that is second at the first object
+  that differs puts no more.
 
   Attributes:
     path: the URL.

@@ -11,13 +11,16 @@ no time, and no number of private rows.
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline.ledger.delivery import Delivery
+from oneshot_dp.pipeline.heads.head_folder import read_head
+from oneshot_dp.pipeline.ledger.delivery import WEIGHTS_FILE, Delivery
 from oneshot_dp.pipeline.requests import TrainRequest
 from oneshot_dp.pipeline.runs.evaluation import EvalRows, Scores
 from oneshot_dp.pipeline.runs.finished import is_finished
@@ -91,6 +94,7 @@ def _run_on_first_host(plan: Plan, hosts: Hosts, delivery: Delivery) -> Answer:
   hosts.from_first(open_delivery)
   if delivery.already_done:
     # A run that was killed had made and noted everything.
+    _check_kept_heads(delivery.folder)
     delivery.commit()
     return Answer(text=f"{plan.request.out} is finished", facts={})
   written = train_heads(plan, delivery.charge_ids, delivery.folder)
@@ -102,6 +106,22 @@ def _run_on_first_host(plan: Plan, hosts: Hosts, delivery: Delivery) -> Answer:
   return hosts.raise_together(
     lambda: _write_and_show(plan, delivery, written, scores)
   )
+
+
+def _check_kept_heads(folder: Path) -> None:
+  """Reads all heads of a killed run before they are shown.
+
+  InputError: a file was damaged since; the ledger knows weights and receipts
+  alone.
+  """
+  for weights_file in sorted(folder.rglob(WEIGHTS_FILE)):
+    try:
+      read_head(weights_file.parent)
+    except InputError as error:
+      raise InputError(
+        f"{error} It was kept of a run that was stopped: put it back. Once"
+        f" {folder} is removed, the same command is charged anew."
+      ) from error
 
 
 def _write_and_show(

@@ -17,6 +17,7 @@ from oneshot_dp.pipeline.heads import head_folder
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.heads.model_card import render_card
 from oneshot_dp.pipeline.heads.verify import verify_head
+from oneshot_dp.pipeline.ledger.bucket_output import BucketOutput
 from oneshot_dp.pipeline.ledger.entries import spent
 from tests.extract import object_server
 from tests.pipeline.command_line import fails, start, succeeds
@@ -314,6 +315,30 @@ class TestTraining:
     assert bucket == before
     assert len(ledger.entries()) == 1
     assert not list(ledger.path.parent.glob("*.unfinished"))
+
+  def test_kept_file_that_was_cut_short_is_not_put_into_the_bucket(
+    self, bucket, place, capsys, ledger, monkeypatch
+  ):
+    words = place(f"TRAIN --epsilon 2 --head lamb --out {BUCKET}/mine")
+
+    def stop(output):
+      raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+      patch.setattr(BucketOutput, "publish", stop)
+      fails(capsys, *words, status=130)
+    (kept,) = ledger.path.parent.rglob("releases.safetensors")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-5])
+
+    line = fails(capsys, *words)
+
+    assert "releases.safetensors is damaged" in line
+    assert "put it back" in line
+    assert not _names_in(bucket, "mine")
+    kept.write_bytes(whole)
+    said, _ = succeeds(capsys, *words)
+    assert said == f"{BUCKET}/mine is finished\n"
 
   @pytest.mark.parametrize(
     "words",
