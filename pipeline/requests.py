@@ -97,6 +97,11 @@ class EvalRequest:
   noise_seed: int | None = None
   dry_run: bool = False
 
+  @property
+  def place(self) -> Path:
+    """The name by which the ledger knows evaluations of the head."""
+    return self.head.resolve() / "evaluation"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditRequest:

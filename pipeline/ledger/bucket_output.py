@@ -25,7 +25,11 @@ from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.files import disk_errors
 from oneshot_dp.extract.places import Url
-from oneshot_dp.pipeline.ledger.staged_output import StagedOutput, lock_folder
+from oneshot_dp.pipeline.ledger.staged_output import (
+  StagedOutput,
+  lock_folder,
+  work_folder_beside,
+)
 
 _PUT_LAST = ("receipt.json", "results.json")
 """Of a folder and of all its folders; what has one of these is complete."""
@@ -245,6 +249,18 @@ def output_at(
   if isinstance(out, Url):
     return BucketOutput(out, ledger)
   return StagedOutput(out, resumable=ledger is not None)
+
+
+def staging_of(path: Path, ledger: Path) -> Path:
+  """Where a run that was stopped has left what it wrote.
+
+  Args:
+    path: where its results are to be shown: a URL, or absolute.
+    ledger: the file of the ledger that notes them.
+  """
+  if isinstance(path, Url):
+    return work_folder_of(path, ledger) / "whole"
+  return work_folder_beside(path) / "whole"
 
 
 def work_folder_of(url: Url, ledger: Path) -> Path:

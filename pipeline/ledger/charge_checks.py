@@ -1,7 +1,8 @@
 """What a ledger refuses to charge: rows of another name, units, caps."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.ledger.entries import (
@@ -47,6 +48,32 @@ def check_requests(
     _check_parents(dataset, old, new)
     _check_unit(dataset, old, new)
     _check_cap(dataset, cap_of(ledger.select("cap", dataset)), old, new)
+
+
+def check_same_run(
+  charge: LedgerEntry, identity: Mapping[str, Any], run: Path
+) -> None:
+  """Refuses another run into the place of one that is not finished.
+
+  Args:
+    charge: that was made for the run that is not finished.
+    identity: of the run that is asked for, as JSON has it; PRIVATE.
+    run: where the results of both go.
+
+  Raises:
+    InputError: they are two runs.
+  """
+  names = [*charge.identity]
+  names += [name for name in identity if name not in charge.identity]
+  differing = [
+    name for name in names if charge.identity.get(name) != identity.get(name)
+  ]
+  if differing:
+    raise InputError(
+      f"a run into {run} was charged and not finished, and this is another by"
+      f" its {', '.join(differing)}: run the very same command, which resumes"
+      " without a new charge, or choose another place."
+    )
 
 
 class KnownKeys(NamedTuple):

@@ -28,13 +28,15 @@ from typing import Any, Self
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import places
 from oneshot_dp.extract.files import disk_errors, sync, sync_tree
-from oneshot_dp.pipeline.ledger.bucket_output import output_at
+from oneshot_dp.pipeline.ledger.bucket_output import output_at, staging_of
 from oneshot_dp.pipeline.ledger.entries import (
+  ChargePreview,
   ChargeRequest,
   ReleasedHead,
   sha256,
 )
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.ledger.staged_output import resolve_output
 
 WEIGHTS_FILE = "head.safetensors"
 RECEIPT_FILE = "receipt.json"
@@ -210,8 +212,12 @@ class Delivery:
     # Nothing is put before the note. So the ledger has lost it, as an older
     # copy has; charged again, or resumed, the run would release other heads for
     # what these have spent.
-    charges = self._ledger.unfinished(self._output.path, found)
-    if not self._were_noted(found, [charge.id for charge in charges]):
+    preview = self._ledger.preview(
+      self._requests, self._output.path, self._identity, found
+    )
+    if preview.refusal:
+      raise InputError(preview.refusal)
+    if not self._were_noted(found, preview.charge_ids):
       raise InputError(
         f"{self._out} has objects of a run that the ledger {self._ledger.path}"
         " has not noted, or whose files beside it are damaged: put the newest"
@@ -259,6 +265,30 @@ def _ledger_bytes(requests: Sequence[ChargeRequest]) -> int:
     for keys in request.keys.values():
       num_bytes += 2 * keys.nbytes
   return num_bytes
+
+
+def preview_charge(
+  out: Path,
+  ledger: Ledger,
+  requests: Sequence[ChargeRequest],
+  identity: Mapping[str, Any],
+) -> ChargePreview:
+  """What a delivery with these arguments would be charged if it were opened.
+
+  Args:
+    out: the folder to be shown; on a disk, or a URL.
+    ledger: what would be charged.
+    requests: all that the run costs.
+    identity: everything that makes it this run and no other; JSON, PRIVATE.
+
+  Raises:
+    InputError: there can be no folder at `out`.
+  """
+  path = out
+  if not isinstance(out, places.Url):
+    path = resolve_output(out)
+  found = find_heads(staging_of(path, ledger.path))
+  return ledger.preview(requests, path, identity, found or None)
 
 
 def find_heads(folder: Path) -> dict[str, ReleasedHead]:

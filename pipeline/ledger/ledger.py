@@ -21,10 +21,12 @@ from oneshot_dp.extract.storage import is_url
 from oneshot_dp.pipeline.ledger.charge_checks import (
   KnownKeys,
   check_requests,
+  check_same_run,
   shared_with_datasets,
 )
 from oneshot_dp.pipeline.ledger.entries import (
   Cap,
+  ChargePreview,
   ChargeRequest,
   Keys,
   LedgerEntry,
@@ -168,29 +170,25 @@ class Ledger:
       warnings.append("more than this is spent already: all else is refused.")
     return warnings
 
-  def unfinished(
-    self, run: Path, heads: Mapping[str, ReleasedHead] | None = None
-  ) -> list[LedgerEntry]:
-    """The charges of a run that would pay nothing if it were charged now.
-
-    Args:
-      run: where its results go, as in `charge`.
-      heads: heads of a run that was killed, if there are any.
-    """
-    with self._read() as ledger:
-      return _find_unfinished(ledger, str(run), heads)
-
-  def refusal_of(self, requests: Sequence[ChargeRequest]) -> str:
-    """Returns why charges would be refused now, or "" if they would not be.
+  def preview(
+    self,
+    requests: Sequence[ChargeRequest],
+    run: Path,
+    identity: Mapping[str, Any],
+    heads: Mapping[str, ReleasedHead] | None = None,
+  ) -> ChargePreview:
+    """What `charge` would do now with the same arguments.
 
     Nothing is charged, and a charge after this is checked again.
     """
     with self._read() as ledger:
       try:
-        check_requests(ledger, requests)
+        unfinished = _find_unfinished(ledger, requests, run, identity, heads)
+        if not unfinished:
+          check_requests(ledger, requests)
       except InputError as error:
-        return str(error)
-    return ""
+        return ChargePreview((), str(error))
+    return ChargePreview(tuple(charge.id for charge in unfinished), "")
 
   def charge(
     self,
@@ -219,23 +217,19 @@ class Ledger:
         or for another unit; or another run into this place is not finished.
         Nothing was charged.
     """
-    # As JSON has it, so that it compares with what is read back.
-    with_rows = {**identity, "rows": digest_of_rows(requests)}
-    identity = json.loads(json.dumps(with_rows))
     with self._write("nothing was charged") as ledger:
       # A charge of this run that nobody has seen a result of is used again.
       # Nobody but the very same run may: another one would release something
       # else for it.
-      unfinished = _find_unfinished(ledger, str(run), heads)
-      for charge in unfinished:
-        _check_same_run(charge, identity, run)
+      unfinished = _find_unfinished(ledger, requests, run, identity, heads)
       if unfinished:
         return [charge.id for charge in unfinished]
       known_datasets = {entry.dataset for entry in ledger.select("charge")}
       check_requests(ledger, requests)
       charge_ids = []
+      recorded = _recorded_identity(identity, requests)
       for request in requests:
-        charge_ids += _add_charges(ledger, request, str(run), identity)
+        charge_ids += _add_charges(ledger, request, str(run), recorded)
         _add_new_keys(ledger, request)
     for request in requests:
       if request.dataset not in known_datasets:
@@ -318,43 +312,41 @@ def open_existing_ledger(path: Path | None) -> Ledger:
   return Ledger(path)
 
 
+def _recorded_identity(
+  identity: Mapping[str, Any], requests: Sequence[ChargeRequest]
+) -> dict[str, Any]:
+  """A run's identity with its rows, as it compares with what is read back."""
+  with_rows = {**identity, "rows": digest_of_rows(requests)}
+  return json.loads(json.dumps(with_rows))
+
+
 def _find_unfinished(
-  ledger: Transaction, run: str, heads: Mapping[str, ReleasedHead] | None
+  ledger: Transaction,
+  requests: Sequence[ChargeRequest],
+  run: Path,
+  identity: Mapping[str, Any],
+  heads: Mapping[str, ReleasedHead] | None,
 ) -> list[LedgerEntry]:
   """The charges that were made for a run and whose results were never shown.
 
   Nothing was released for such a charge; or these very `heads` were noted, and
-  the run was killed before it could show them.
+  the run was killed before it could show them. InputError: one is another
+  run's.
   """
+  recorded = _recorded_identity(identity, requests)
   released = {}
   for entry in ledger.select("left"):
     for charge_id in entry.charge_ids:
       released[charge_id] = entry.heads
   unfinished = []
   for charge in ledger.select("charge"):
-    if charge.run != run:
+    if charge.run != str(run):
       continue
     nothing_released = charge.id not in released
     if nothing_released or released[charge.id] == heads:
+      check_same_run(charge, recorded, run)
       unfinished.append(charge)
   return unfinished
-
-
-def _check_same_run(
-  charge: LedgerEntry, identity: Mapping[str, Any], run: Path
-) -> None:
-  """Refuses another run into the place of one that is not finished."""
-  names = [*charge.identity]
-  names += [name for name in identity if name not in charge.identity]
-  differing = [
-    name for name in names if charge.identity.get(name) != identity.get(name)
-  ]
-  if differing:
-    raise InputError(
-      f"a run into {run} was charged and not finished, and this is another by"
-      f" its {', '.join(differing)}: run the very same command, which resumes"
-      " without a new charge, or choose another place."
-    )
 
 
 def _add_charges(

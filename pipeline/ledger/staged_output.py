@@ -62,8 +62,8 @@ class StagedOutput:
     """
     # Links are resolved once: the lock, the staging folder and the rename are
     # then about the same place, and in one file system.
-    self.path = _resolve_output(self._out)
-    work_folder = self.path.with_name(f".{self.path.name}.unfinished")
+    self.path = resolve_output(self._out)
+    work_folder = work_folder_beside(self.path)
     self.staging = work_folder / "whole"
     with disk_errors(self._out):
       self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,8 +114,11 @@ class StagedOutput:
     self.unlock()
 
 
-def _resolve_output(out: Path) -> Path:
-  """The absolute path of an output; InputError: there can be none."""
+def resolve_output(out: Path) -> Path:
+  """The absolute path of an output on a disk, links resolved.
+
+  InputError: there can be none.
+  """
   path = None
   # A loop of links is an OSError, or a RuntimeError of older Pythons.
   with contextlib.suppress(OSError, RuntimeError):
@@ -124,6 +127,11 @@ def _resolve_output(out: Path) -> Path:
   if path is None or not path.name or is_url(str(out)):
     raise InputError(f"{out} is not a place on a disk; choose another.")
   return path
+
+
+def work_folder_beside(path: Path) -> Path:
+  """The hidden folder in which a folder is made that is shown at a path."""
+  return path.with_name(f".{path.name}.unfinished")
 
 
 def lock_folder(folder: Path, out: Path) -> int:

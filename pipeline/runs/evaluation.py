@@ -310,7 +310,11 @@ def score_head(
       print(note, file=sys.stderr)
     show(eval_rows.score([saved.trained.head]), class_names)
     return
-  charge_ids = _charge_scores(request, saved, eval_rows, ledger)
+  charge_ids = ledger.charge(
+    eval_rows.charge_requests(),
+    request.place,
+    evaluation_identity(request, saved, eval_rows),
+  )
   scores = eval_rows.score([saved.trained.head])
   # The charge pays for one answer. It is noted first: an answer that is in view
   # before could be drawn again, with other noise, by a second command or after
@@ -375,19 +379,19 @@ def _refuse_training_rows(saved: SavedHead, eval_rows: EvalRows) -> None:
     )
 
 
-def _charge_scores(
-  request: EvalRequest, saved: SavedHead, eval_rows: EvalRows, ledger: Ledger
-) -> list[str]:
-  """Charges the test set for noisy counts; returns the charges' ids."""
+def evaluation_identity(
+  request: EvalRequest, saved: SavedHead, eval_rows: EvalRows
+) -> dict[str, Any]:
+  """All that makes it this evaluation and no other; PRIVATE.
+
+  One that was charged and stopped before its answer was noted is not charged
+  again.
+  """
   budget = eval_rows.budget
   assert budget is not None
-  # All that makes it this evaluation and no other: one that was charged and
-  # stopped before its answer was noted is not charged again.
-  identity = {
+  return {
     "head": saved.stated["weights_sha256"],
     "rows": eval_rows.role.cache.private_digest,
     "budget": [budget.epsilon, budget.delta],
     "noise_seed": request.noise_seed,
   }
-  place = request.head.resolve() / "evaluation"
-  return ledger.charge(eval_rows.charge_requests(), place, identity)

@@ -4,12 +4,14 @@ from typing import Any
 
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.pipeline import Answer
+from oneshot_dp.pipeline.heads.head_folder import SavedHead
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NORMAL_95, NOT_PRIVATE
 from oneshot_dp.pipeline.requests import EvalRequest
 from oneshot_dp.pipeline.runs.evaluation import (
   EvalRows,
   check_labels_are_public,
+  evaluation_identity,
   open_evaluation,
 )
 from oneshot_dp.pipeline.runs.messages import (
@@ -39,7 +41,7 @@ def dry_run_of_scores(request: EvalRequest) -> Answer:
     facts = {"labels": "public", "costs": []}
   else:
     warnings = _warnings_of_noise(eval_rows)
-    lines, facts = _private_scores(eval_rows, ledger)
+    lines, facts = _private_scores(request, saved, eval_rows, ledger)
   return Answer(
     text="\n".join([*warnings, *lines, end_of_dry_run(ledger)]),
     facts={"dry_run": True, "warnings": warnings, **facts},
@@ -47,27 +49,33 @@ def dry_run_of_scores(request: EvalRequest) -> Answer:
 
 
 def _private_scores(
-  eval_rows: EvalRows, ledger: Ledger
+  request: EvalRequest, saved: SavedHead, eval_rows: EvalRows, ledger: Ledger
 ) -> tuple[list[str], dict[str, Any]]:
   """Says what noisy accuracies would cost; returns lines and facts."""
   assert eval_rows.budget is not None
   requests = eval_rows.charge_requests()
   lines = [_noise_line(eval_rows)]
-  costs = costs_of(requests, ledger.entries(), (), eval_rows.budget.delta)
+  preview = ledger.preview(
+    requests,
+    request.place,
+    evaluation_identity(request, saved, eval_rows),
+  )
+  costs = costs_of(
+    requests, ledger.entries(), preview.charge_ids, eval_rows.budget.delta
+  )
   if eval_rows.source.is_private:
     for cost in costs:
-      lines.append(describe_planned_cost(cost))
+      lines.append(describe_planned_cost(cost, preview))
   else:
     lines.append(f"the noise is that of a seed, {NOT_PRIVATE}")
-  refusal = ledger.refusal_of(requests)
-  if refusal:
-    lines.append(f"the evaluation would be refused: {refusal}")
+  if preview.refusal:
+    lines.append(f"the evaluation would be refused: {preview.refusal}")
   facts = {
     "labels": "private",
     "private": eval_rows.source.is_private,
     "accuracy_sd": eval_rows.expected_accuracy_sd(),
     "costs": costs,
-    "refusal": refusal or None,
+    "refusal": preview.refusal or None,
   }
   return lines, facts
 

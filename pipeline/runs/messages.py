@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.accounting import format_rounded_up
+from oneshot_dp.pipeline.ledger.delivery import preview_charge
+from oneshot_dp.pipeline.ledger.entries import ChargePreview
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.plan import Plan
@@ -99,20 +101,25 @@ def dry_run_lines(plan: Plan) -> list[str]:
   lines.append(
     f"noise multiplier {noise_multiplier_of(plan):.4g} at the largest epsilon"
   )
+  preview = preview_charge(
+    plan.request.out, plan.ledger, plan.charge_requests, plan.identity
+  )
   if not plan.source.is_private:
     lines.append(_exposure_of(plan))
   else:
-    for cost in costs_with_ledger(plan):
-      lines.append(describe_planned_cost(cost))
-  refusal = plan.ledger.refusal_of(plan.charge_requests)
-  if refusal:
-    lines.append(f"the run would be refused: {refusal}")
+    for cost in costs_with_ledger(plan, preview.charge_ids):
+      lines.append(describe_planned_cost(cost, preview))
+  if preview.refusal:
+    lines.append(f"the run would be refused: {preview.refusal}")
   lines.append(end_of_dry_run(plan.ledger))
   return lines
 
 
-def describe_planned_cost(cost: DatasetCost) -> str:
+def describe_planned_cost(cost: DatasetCost, preview: ChargePreview) -> str:
   """Says what a run would cost a data set, and what its cap leaves then."""
+  if preview.charge_ids:
+    line = _describe_cost(cost, "was charged already")
+    return f"{line}: what was stopped goes on without a new charge"
   line = _describe_cost(cost, "would be charged")
   if cost.cap is not None:
     line += f"; cap: {cost.cap}"

@@ -20,7 +20,11 @@ from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.heads.head_folder import read_head
-from oneshot_dp.pipeline.ledger.delivery import WEIGHTS_FILE, Delivery
+from oneshot_dp.pipeline.ledger.delivery import (
+  WEIGHTS_FILE,
+  Delivery,
+  preview_charge,
+)
 from oneshot_dp.pipeline.requests import TrainRequest
 from oneshot_dp.pipeline.runs.evaluation import EvalRows, Scores
 from oneshot_dp.pipeline.runs.finished import is_finished
@@ -159,7 +163,10 @@ def _dry_run(plan: Plan, hosts: Hosts) -> Answer:
   if hosts.index > 0:
     return Answer(text="", facts={"host": hosts.index})
   _rehearse(plan)
-  costs = costs_with_ledger(plan)
+  preview = preview_charge(
+    plan.request.out, plan.ledger, plan.charge_requests, plan.identity
+  )
+  costs = costs_with_ledger(plan, preview.charge_ids)
   warnings = warnings_of(plan)
   return Answer(
     text="\n".join([*warnings, *dry_run_lines(plan)]),

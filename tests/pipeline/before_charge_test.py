@@ -261,6 +261,33 @@ def write_few_rows(folder):
   write_rows(folder, rows, np.arange(30) % 10, dataset="few")
 
 
+@pytest.mark.parametrize(
+  "step", ["runs.run.train_heads", "ledger.staged_output.StagedOutput.publish"]
+)
+def test_a_dry_run_says_that_what_was_charged_and_stopped_goes_on_for_nothing(
+  place, capsys, monkeypatch, train_cache, step
+):
+  """Also where all of the cap is spent, and another run is refused."""
+  cap = ["--max-epsilon", 2, "--max-delta", 1e-5]
+  succeeds(capsys, "budget", "--cache", train_cache.path, *cap)
+  words = place("TRAIN --epsilon 2 --head lamb --out h")
+
+  def stop(*arguments):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(f"oneshot_dp.pipeline.{step}", stop)
+    fails(capsys, *words, status=130)
+  out, _ = succeeds(capsys, *words, "--dry-run")
+  other, _ = succeeds(capsys, *words, "--dry-run", "--epsilon", "1")
+
+  assert "'clusters' was charged already epsilon 2 in total" in out
+  assert "goes on without a new charge" in out
+  assert "refused" not in out
+  assert "would be refused" in other
+  assert "another by its epsilons" in other
+
+
 def test_a_rehearsal_reads_no_private_row(place, capsys, monkeypatch):
   """It is made of public facts: no head is trained for it."""
   monkeypatch.setattr(

@@ -150,6 +150,25 @@ class TestDryRun:
     assert "the evaluation would be refused" in out
     assert "would break the cap of 'tests'" in out
 
+  def test_what_was_charged_and_stopped_is_said_to_cost_nothing_more(
+    self, capsys, head, hard, ledger, monkeypatch
+  ):
+    cap = ["--max-epsilon", 2, "--max-delta", 1e-5]
+    succeeds(capsys, "budget", "--cache", hard[0], *cap)
+    words = ["evaluate", head, "--cache", hard[0], *PAID]
+
+    def stop(*arguments):
+      raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+      patch.setattr(Ledger, "deliver", stop)
+      fails(capsys, *words, status=130)
+    out, _ = succeeds(capsys, *words, "--dry-run")
+
+    assert "'tests' was charged already epsilon 2 in total" in out
+    assert "without a new charge" in out
+    assert "refused" not in out
+
   def test_large_noise_is_warned_of(self, capsys, head, tmp_path):
     write_clusters(tmp_path / "few", (5,) * 4, seed=7, dataset="few")
     words = ["evaluate", head, "--cache", tmp_path / "few", *PAID]
