@@ -138,9 +138,11 @@ def _kind_of(path: str) -> str:
 
   if is_cache(path):
     return "cache"
-  if _has_file(path, "receipt.json"):
+  # Of what is not all in its bucket yet, receipts and results.json are missing:
+  # it has what is put before, and is no folder of images.
+  if _has_one_of(path, ("receipt.json", "head.safetensors")):
     return "head"
-  if _has_file(path, "results.json"):
+  if _has_one_of(path, ("results.json", "accuracy.pdf")):
     return "run"
   if storage.is_url(path):
     return "images"
@@ -160,12 +162,23 @@ def _kind_of(path: str) -> str:
   return "images"
 
 
-def _has_file(folder: str, name: str) -> bool:
+def _has_one_of(folder: str, names: Sequence[str]) -> bool:
   from oneshot_dp.extract import places, storage
 
+  # (An address on the Hub has neither files nor objects.)
+  place = Path(folder)
   if storage.is_url(folder):
-    return places.exists(places.as_place(folder) / name)
-  return os.path.lexists(os.path.join(folder, name))
+    place = places.as_place(folder)
+  return any(places.exists(place / name) for name in names)
+
+
+def _refuse_half(path: str, last: str) -> None:
+  """Refuses a head or run without the file that is written last."""
+  if not _has_one_of(path, [last]):
+    raise InputError(
+      f"{path} has no {last}, so it is not whole: the command that was stopped,"
+      " typed again, writes the rest."
+    )
 
 
 def _answer(
@@ -223,6 +236,7 @@ def _inspect_head(path: str) -> _Findings:
   from oneshot_dp.pipeline.heads.head_folder import read_head
   from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 
+  _refuse_half(path, "receipt.json")
   saved = read_head(path)
   stated = saved.stated
   # Only what the receipt states, whose numbers were computed anew. Whether it
@@ -260,6 +274,7 @@ def _inspect_run(path: str) -> _Findings:
   from oneshot_dp.pipeline.report import results
   from oneshot_dp.pipeline.report.saved_run import read_run
 
+  _refuse_half(path, "results.json")
   run = read_run(Path(path))
   first = next(iter(run.receipts.values()))["stated"]
   table = {

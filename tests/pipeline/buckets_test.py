@@ -412,6 +412,26 @@ def test_inspect_says_what_a_head_in_a_bucket_is(bucket, trained, capsys):
   assert there.startswith(f"a head        {HEAD}\n")
 
 
+@pytest.mark.parametrize(
+  ("kind", "first_objects", "missing"),
+  [
+    ("head", ("README.md", "head.safetensors"), "receipt.json"),
+    ("run", ("accuracy.pdf", "accuracy.png"), "results.json"),
+  ],
+)
+def test_inspect_names_what_a_head_or_run_that_is_half_put_lacks(
+  bucket, capsys, kind, first_objects, missing
+):
+  for name in first_objects:
+    bucket[f"half/{name}"] = b"of a run that was stopped"
+
+  assert main(["inspect", f"{BUCKET}/half"]) == 1
+
+  said = capsys.readouterr()
+  assert said.out.startswith(f"a {kind}")
+  assert f"{BUCKET}/half has no {missing}" in said.out + said.err
+
+
 def test_inspect_takes_what_other_programs_call_a_store(bucket, capsys):
   usual, _ = succeeds(capsys, "inspect", HEAD)
 
