@@ -42,6 +42,8 @@ FIXED_GRAPH = " (fixed graph: who is in which image is public)"
 """Ends the name of a unit where an image may be of several. Which images are
 whose is then no part of what is protected; it stands in every receipt so."""
 NO_OWNER = -1
+MAX_OWNERS = 1000
+"""Of one image: every row has room for as many as one of them has."""
 """Fills up the owners of an image that has fewer than another."""
 # Unit names are printed, and go into receipts and model cards.
 _UNIT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9 _-]{0,39}")
@@ -55,6 +57,11 @@ def check_unit_name(name: str) -> None:
       f'unit name {name[:80]!a} must be a short public one such as "user" or'
       f' "patient", and not "{EXAMPLE}" or "{DISTINCT_IMAGE}".'
     )
+
+
+def unit_without_relation(unit: str) -> str:
+  """The name of what owns images, whether or not they may be shared."""
+  return unit.removesuffix(FIXED_GRAPH)
 
 
 def has_several_owners(unit: str) -> bool:

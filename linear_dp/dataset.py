@@ -140,6 +140,10 @@ class PrivateDataset:
     if self.has_several_owners and not block["weight_divisor"].all():
       is_zero = block["weight_divisor"] == 0
       self.refuse(block["example_id"], is_zero, "its weight_divisor is 0")
+    if self.has_several_owners:
+      is_nobodys = (block["unit_id"] == NO_OWNER).all(1)
+      if is_nobodys.any():
+        self.refuse(block["example_id"], is_nobodys, "it has no owner")
     label = block["label"]
     # A scatter would drop such a row without a word, or count it for another
     # class.

@@ -31,11 +31,12 @@ from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.configs.extract_config import (
   DISTINCT_IMAGE,
   EXAMPLE,
-  FIXED_GRAPH,
+  MAX_OWNERS,
   EmbeddingDtype,
   NumClassesSource,
   check_unit_name,
   has_several_owners,
+  unit_without_relation,
 )
 
 FORMAT_VERSION = 3
@@ -104,11 +105,9 @@ class CacheInfo:
     embedding_dtype: the dtype that embeddings are stored in.
     shard_rows: source examples per shard.
     unit: the privacy unit: "example", or the name of what `unit_id` numbers.
-    owners_per_row: how many units a row may belong to, at most; public, as the
-      table of them is where it is more than 1 (`FIXED_GRAPH` ends `unit`).
+    owners_per_row: how many units a row may belong to; public (`FIXED_GRAPH`).
     id_source: what `example_id` is: "position" in the split.
-    keys: what `image_key` is a hash of: the image, or, where embeddings were
-      imported without images, the embedding.
+    keys: what `image_key` is a hash of: the image, or an import's embedding.
     format_version: `FORMAT_VERSION`; no other is read.
     shards: private; empty until the job has finished.
 
@@ -151,8 +150,9 @@ class CacheInfo:
         f"shard_rows={self.shard_rows} must be at most {_MAX_SHARD_ROWS}."
       )
     if self.unit not in (EXAMPLE, DISTINCT_IMAGE):
-      check_unit_name(self.unit.removesuffix(FIXED_GRAPH))
-    if has_several_owners(self.unit) != (self.owners_per_row > 1):
+      check_unit_name(unit_without_relation(self.unit))
+    has_room_for_several = 1 < self.owners_per_row <= MAX_OWNERS
+    if has_several_owners(self.unit) != has_room_for_several:
       raise InputError(
         f"owners_per_row={self.owners_per_row} does not fit unit={self.unit!r}."
       )

@@ -6,6 +6,7 @@ import io
 import posixpath
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from jaxtyping import Int64, UInt32
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import (
   FIXED_GRAPH,
+  MAX_OWNERS,
   NO_OWNER,
   check_unit_name,
 )
@@ -256,6 +258,24 @@ def _not_units(units: str) -> InputError:
   )
 
 
+def _refuse_alike(path: str, owners_of: dict[str, list[str]]) -> None:
+  """Refuses owners of one file who are most likely one, spelled twice.
+
+  Each would be a unit of its own, and all images those of several people.
+  """
+  for file, owners in owners_of.items():
+    spelled: dict[str, str] = {}
+    for owner in owners if len(owners) > 1 else ():
+      letters = [c for c in owner if unicodedata.category(c) != "Cf"]
+      alike = unicodedata.normalize("NFKC", "".join(letters)).casefold()
+      other = spelled.setdefault(alike, owner)
+      if other != owner:
+        raise InputError(
+          f"{path!r} names {other!a} and {owner!a} as owners of {file!r}: spell"
+          " one person in one way."
+        )
+
+
 def _read_owners(path: str) -> tuple[str, dict[str, list[str]]]:
   """The name of the unit, and the owners of each file, of a CSV table."""
   try:
@@ -288,7 +308,12 @@ def _read_owners(path: str) -> tuple[str, dict[str, list[str]]]:
     # "./a.jpg" and "a.jpg" are one file.
     file = posixpath.normpath(row[0])
     owners = owners_of.setdefault(file, [])
+    if len(owners) == MAX_OWNERS:
+      raise InputError(
+        f"{path!r} names more than {MAX_OWNERS:,} owners of {file!r}."
+      )
     if row[1] in owners:
       raise InputError(f"{path!r} has {file!r} more than once with one {unit}.")
     owners.append(row[1])
+  _refuse_alike(path, owners_of)
   return unit, owners_of

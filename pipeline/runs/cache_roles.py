@@ -19,7 +19,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.configs.extract_config import DISTINCT_IMAGE
+from oneshot_dp.configs.extract_config import (
+  DISTINCT_IMAGE,
+  unit_without_relation,
+)
 from oneshot_dp.extract.cache.keys import keys_of
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.pipeline.ledger.entries import Keys, count_shared
@@ -164,7 +167,12 @@ def _compare_caches(
   # are compared as rows: a test set may have a few twice.)
   if private_info.unit == DISTINCT_IMAGE:
     units = 0
-  elif info.dataset == private_info.dataset and info.unit == private_info.unit:
+  elif (
+    info.dataset == private_info.dataset
+    # One table may name several owners of an image, and the other may not.
+    and unit_without_relation(info.unit)
+    == unit_without_relation(private_info.unit)
+  ):
     units = count_shared(public.keys, private.keys, ["unit"])
   elif private_info.has_units:
     notes.append(

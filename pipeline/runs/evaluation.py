@@ -363,7 +363,7 @@ def _refuse_training_rows(saved: SavedHead, eval_rows: EvalRows) -> None:
   """Refuses the rows of which the head's receipt says that it saw them.
 
   Parts of one cache share rows exactly if their percentages overlap, so this
-  needs no ledger.
+  needs no ledger. Where an image has several owners, all parts share people.
   """
   cache = eval_rows.role.cache
   if saved.stated["cache_fingerprint"] != cache.info.fingerprint:
@@ -371,7 +371,7 @@ def _refuse_training_rows(saved: SavedHead, eval_rows: EvalRows) -> None:
   trained_on = Part.parse(saved.stated["rows"])
   first = max(trained_on.first, cache.part.first)
   last = min(trained_on.last, cache.part.last)
-  if first < last:
+  if first < last or has_several_owners(cache.info.unit):
     raise InputError(
       f"{saved.path} was trained on rows of {eval_rows.role}, and accuracy on"
       " them is an exact statistic of private labels: give a test set of"

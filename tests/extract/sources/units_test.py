@@ -149,6 +149,18 @@ def test_an_image_may_have_several_owners(pets):
   assert [example.weight_divisor for example in source] == [3, 3, 3]
 
 
+@pytest.mark.parametrize("other", ["ANNA", "anna\u200b", "\uff21nna"])
+def test_one_owner_who_is_spelled_twice_is_refused(pets, other):
+  with refused("spell one person in one way"):
+    open_shared(WHOLE + f"cat/anna_1.png,{other}\n", pets)
+
+
+def test_more_owners_than_rows_have_room_for_are_refused(pets):
+  crowd = "".join(f"cat/bo_2.png,person {i}\n" for i in range(1000))
+  with refused("more than 1,000 owners of 'cat/bo_2.png'"):
+    open_shared(WHOLE + crowd, pets)
+
+
 def test_a_table_of_several_owners_is_warned_of(pets, capsys):
   """A line too many changes what is promised, and may be a slip."""
   open_shared(SHARED, pets)
