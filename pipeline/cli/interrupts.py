@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Self
 
 MESSAGE = (
-  "interrupted; what was charged stays charged, and the same command resumes"
-  " without a new charge"
+  "interrupted; what was charged stays charged, and extract, train and sweep"
+  " go on without a new charge when they are typed again"
 )
 STATUS = 130
 

@@ -91,6 +91,13 @@ def _set_cap(
       "a cap belongs to one data set and has two numbers: give --cache,"
       " --max-epsilon and --max-delta."
     )
+  if cache.part.is_whole:
+    # Or else a test part is refused later, and nobody remembers why.
+    print(
+      f"note: all rows of {flags.cache} are private from now on; to keep a part"
+      " of it for tests, name the training part with --rows",
+      file=sys.stderr,
+    )
   cap = Cap(epsilon, delta)
   for warning in ledger.set_cap(cache.info.dataset, cap, keys_of(cache)):
     print(f"warning: {warning}", file=sys.stderr)

@@ -190,7 +190,9 @@ def _accuracy_line(
   interval = format_interval(accuracy_interval_95(accuracy.top1, test))
   parts[0] += f" (95 % interval {interval})"
   line = f"{', '.join(parts)} of {facts['num_examples']:,} rows"
-  if facts["labels"] == "private":
+  if facts["labels"] != "private":
+    line += " (exact: labels treated as public)"
+  else:
     epsilon = format_rounded_up(facts["epsilon"])
     line += f" (noisy counts, charged epsilon {epsilon})"
     if not facts["private"]:

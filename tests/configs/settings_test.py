@@ -119,8 +119,12 @@ def start(vectors, names=("a", "b", "c"), **settings):
     (make_info, {"unit": "x\x1b[1m"}, "unit name"),
     (make_info, {"backbone": {}}, "backbone=None"),
     (load_experiment, {"name": "cifar10_vit_ti61"}, "mean cifar10_vit_ti16"),
-    (load_experiment, {"name": ""}, "nor an experiment: there are imagenet_v"),
-    (load_experiment, {"name": "os.path\x1b"}, r"'os.path\\x1b' is not a file"),
+    (load_experiment, {"name": ""}, "experiments are imagenet_v"),
+    (
+      load_experiment,
+      {"name": "os.path\x1b"},
+      r"'os.path\\x1b' does not exist",
+    ),
   ],
 )
 def test_settings_that_cannot_be(make, settings, said):

@@ -50,7 +50,7 @@ TRAIN --from nowhere -> give a folder that `oneshot-dp train` wrote.
 TRAIN --from head --head auto -> --from needs the same kind of head: give --head
 TRAIN --from head --head lamb -> epsilon=1 is no more than the head to go on
 TRAIN --start start.npz -> must hold one vector for each class of the cache
-TRAIN --start text.txt -> is neither .npz nor .parquet: use numpy.savez, for
+TRAIN --start text.txt -> 'text.txt' is not a readable npz
 TRAIN --balanced --head lamb -> balanced is for head 'auto', not for 'lamb';
 TRAIN --from head --epsilon 8 --delta 1e-6 -> its delta is 1e-05; pass the same
 TRAIN --from head --epsilon 8 --rows [:80%] -> --rows ''; pass the same

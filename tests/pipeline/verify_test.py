@@ -302,7 +302,7 @@ class TestRun:
     status, out, _ = run_verify(capsys, run_folder)
 
     assert status == 0
-    assert out.startswith("ok: heads/")
+    assert out.startswith("ok: all 2 heads are in the ledger")
     assert out.count("verified: these weights match a charge in") == 2
 
   @pytest.mark.slow
