@@ -214,7 +214,7 @@ class TestTraining:
     digest = hashlib.sha256(content).hexdigest()
     assert stated["options"]["start_sha256"] == digest
 
-  @pytest.mark.slow
+  @pytest.mark.long
   def test_sweep_writes_all_that_it_writes_on_a_disk(
     self, bucket, place, capsys, ledger
   ):
@@ -236,7 +236,7 @@ class TestTraining:
     said, _ = succeeds(capsys, "report", f"{BUCKET}/there")
     assert said.strip() == f"{BUCKET}/there/report.html"
 
-  @pytest.mark.slow
+  @pytest.mark.long
   def test_killed_before_its_last_object_is_not_said_to_be_finished(
     self, bucket, place, capsys, ledger, monkeypatch
   ):
@@ -260,7 +260,7 @@ class TestTraining:
     assert "s/results.json" in bucket
     assert len(ledger.entries()) == 1
 
-  @pytest.mark.slow
+  @pytest.mark.long
   def test_process_that_is_killed_while_it_puts_is_finished_by_the_same_command(
     self, server, place, capsys, ledger
   ):
