@@ -23,10 +23,11 @@ from oneshot_dp.configs.extract_config import (
 )
 from oneshot_dp.extract.files import open_regular
 from oneshot_dp.extract.sources.labels import class_names, resolve_choice
-from oneshot_dp.extract.sources.limits import MAX_COLUMN_BYTES
 from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.source import Example, Source
 
+_MAX_METADATA_BYTES = 1 << 20
+"""Of one file. ImageNet-21k's names take 300 kB; TFDS parses JSON slowly."""
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
 _F = tfds.features
 
@@ -232,5 +233,5 @@ def _check_metadata(folder: str) -> None:
   """
   for entry in os.scandir(folder):
     if entry.name.endswith((".txt", ".json")):
-      with open_regular(entry.path, MAX_COLUMN_BYTES >> 4):
+      with open_regular(entry.path, _MAX_METADATA_BYTES):
         pass

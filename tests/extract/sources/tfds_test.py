@@ -216,6 +216,16 @@ def test_other_formats_and_unfinished_folders_say_what_to_do(copied, tmp_path):
     pets(tmp_path)
 
 
+def test_metadata_of_millions_of_shards_are_refused_unparsed(copied, tmp_path):
+  path = copied / "dataset_info.json"
+  info = json.loads(path.read_text())
+  info["splits"][0]["shardLengths"] = ["1"] * 300_000
+  path.write_text(json.dumps(info))
+
+  with refused(r"dataset_info\.json cannot .* are more than 1,048,576"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+
 def test_a_lost_or_other_shard_is_named(copied, tmp_path):
   (shard,) = copied.glob("*-train.array_record-*")
   found = pets(tmp_path)
