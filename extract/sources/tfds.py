@@ -231,7 +231,8 @@ def _check_metadata(folder: str) -> None:
   in a folder from somewhere else they may be a device, or a file of terabytes
   that takes no room on the disk.
   """
-  for entry in os.scandir(folder):
-    if entry.name.endswith((".txt", ".json")):
-      with open_regular(entry.path, _MAX_METADATA_BYTES):
-        pass
+  with os.scandir(folder) as entries:
+    for entry in entries:
+      if entry.name.endswith((".txt", ".json")):
+        with open_regular(entry.path, _MAX_METADATA_BYTES):
+          pass
