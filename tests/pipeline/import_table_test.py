@@ -220,12 +220,13 @@ def test_other_rows_are_refused_into_the_cache_that_is_there(tmp_path):
 
 @pytest.mark.long
 def test_memory_is_bounded(tmp_path):
-  # 240 MB of zeros in a small file; a shard takes 8 MB.
+  # 240 MB in a small file; a shard takes 8 MB.
   rows = np.broadcast_to(np.zeros(1, "f4"), (60_000, 1000))
   label = np.zeros(len(rows), int)
   np.savez_compressed(tmp_path / "a.npz", embedding=rows, label=label)
-  zeros = pa.array([[0.0] * 1000] * 1000, pa.list_(pa.float32()))
-  some = pa.table({"embedding": zeros, "label": label[:1000]})
+  digits = np.random.default_rng(0).integers(0, 4, (1000, 1000)).astype("f4")
+  column = pa.array(list(digits), pa.list_(pa.float32()))
+  some = pa.table({"embedding": column, "label": label[:1000]})
   with pq.ParquetWriter(tmp_path / "a.parquet", some.schema) as writer:
     for _ in range(60):
       writer.write_table(some)
