@@ -42,9 +42,9 @@ FIXED_GRAPH = " (fixed graph: who is in which image is public)"
 """Ends the name of a unit where an image may be of several. Which images are
 whose is then no part of what is protected; it stands in every receipt so."""
 NO_OWNER = -1
-MAX_OWNERS = 1000
-"""Of one image: every row has room for as many as one of them has."""
 """Fills up the owners of an image that has fewer than another."""
+MAX_OWNERS = 1000
+"""An image may have so many; every row has room for as many as one row has."""
 # Unit names are printed, and go into receipts and model cards.
 _UNIT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9 _-]{0,39}")
 

@@ -27,7 +27,7 @@ from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.source import Example, Source
 
 _MAX_METADATA_BYTES = 1 << 20
-"""Of one file. ImageNet-21k's names take 300 kB; TFDS parses JSON slowly."""
+"""A larger file is refused: ImageNet-21k's names take 300 kB."""
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
 _F = tfds.features
 

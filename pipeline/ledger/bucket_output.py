@@ -32,7 +32,7 @@ from oneshot_dp.pipeline.ledger.staged_output import (
 )
 
 _PUT_LAST = ("receipt.json", "results.json")
-"""Of a folder and of all its folders; what has one of these is complete."""
+"""A folder that has one of these files is complete, with all its folders."""
 _PROBE = ".oneshot-dp-write-test"
 """An object that is put and removed, to see that this is permitted."""
 
