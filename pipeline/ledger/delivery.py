@@ -28,15 +28,13 @@ from typing import Any, Self
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import places
 from oneshot_dp.extract.files import disk_errors, sync, sync_tree
-from oneshot_dp.pipeline.ledger.bucket_output import output_at, staging_of
+from oneshot_dp.pipeline.ledger.bucket_output import output_at
 from oneshot_dp.pipeline.ledger.entries import (
-  ChargePreview,
   ChargeRequest,
   ReleasedHead,
   sha256,
 )
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.ledger.staged_output import resolve_output
 
 WEIGHTS_FILE = "head.safetensors"
 RECEIPT_FILE = "receipt.json"
@@ -112,6 +110,21 @@ class Delivery:
     """Where the results are written before they are shown."""
     return self._output.staging
 
+  def preview(self) -> list[str]:
+    """Does what `open` does, up to the charge, and asks what that would be.
+
+    Returns:
+      The charges of this very run, if it was stopped and would go on without a
+      new charge; empty if it would be charged.
+
+    Raises:
+      InputError, RunError: as `open`; nothing was charged.
+    """
+    found = self._take_place()
+    return self._ledger.preview(
+      self._requests, self._output.path, self._identity, found or None
+    )
+
   def open(self) -> None:
     """Takes the place and charges the run, or finds it charged already.
 
@@ -121,14 +134,7 @@ class Delivery:
         note of what is in view. Nothing was charged.
       RunError: the disk or the store refuses.
     """
-    # With the lock, no other process of this machine changes what is found
-    # here.
-    self._output.lock()
-    self._try_the_room()
-    # Heads of a killed run: either the ledger has noted them, and they are to
-    # be shown; or nobody has seen them, and they are made anew.
-    found = find_heads(self.folder)
-    self._refuse_shown_heads_without_note(found)
+    found = self._take_place()
     # When this returns, the charge is on the disk, and noise may be drawn. What
     # can fail was tried before: a failure from here on costs a budget, until
     # the same run is tried again.
@@ -191,6 +197,18 @@ class Delivery:
         " without a new charge."
       ) from error
 
+  def _take_place(self) -> dict[str, ReleasedHead]:
+    """Locks the place and tries it; returns heads of a killed run."""
+    # With the lock, no other process of this machine changes what is found
+    # here.
+    self._output.lock()
+    self._try_the_room()
+    # Heads of a killed run: either the ledger has noted them, and they are to
+    # be shown; or nobody has seen them, and they are made anew.
+    found = find_heads(self.folder)
+    self._refuse_shown_heads_without_note(found)
+    return found
+
   def _try_the_room(self) -> None:
     """Allocates as many bytes as the run needs, and gives them back."""
     # Sizes of tables and pictures depend on the draw a little. On a disk that
@@ -212,12 +230,10 @@ class Delivery:
     # Nothing is put before the note. So the ledger has lost it, as an older
     # copy has; charged again, or resumed, the run would release other heads for
     # what these have spent.
-    preview = self._ledger.preview(
+    charge_ids = self._ledger.preview(
       self._requests, self._output.path, self._identity, found
     )
-    if preview.refusal:
-      raise InputError(preview.refusal)
-    if not self._were_noted(found, preview.charge_ids):
+    if not self._were_noted(found, charge_ids):
       raise InputError(
         f"{self._out} has objects of a run that the ledger {self._ledger.path}"
         " has not noted, or whose files beside it are damaged: put the newest"
@@ -265,30 +281,6 @@ def _ledger_bytes(requests: Sequence[ChargeRequest]) -> int:
     for keys in request.keys.values():
       num_bytes += 2 * keys.nbytes
   return num_bytes
-
-
-def preview_charge(
-  out: Path,
-  ledger: Ledger,
-  requests: Sequence[ChargeRequest],
-  identity: Mapping[str, Any],
-) -> ChargePreview:
-  """What a delivery with these arguments would be charged if it were opened.
-
-  Args:
-    out: the folder to be shown; on a disk, or a URL.
-    ledger: what would be charged.
-    requests: all that the run costs.
-    identity: everything that makes it this run and no other; JSON, PRIVATE.
-
-  Raises:
-    InputError: there can be no folder at `out`.
-  """
-  path = out
-  if not isinstance(out, places.Url):
-    path = resolve_output(out)
-  found = find_heads(staging_of(path, ledger.path))
-  return ledger.preview(requests, path, identity, found or None)
 
 
 def find_heads(folder: Path) -> dict[str, ReleasedHead]:

@@ -131,19 +131,6 @@ class ChargeRequest:
   keys: Keys
 
 
-class ChargePreview(NamedTuple):
-  """What a charge would do.
-
-  Attributes:
-    charge_ids: charges of the very same run, which was stopped and would go on
-      without a new charge; empty if there are none.
-    refusal: why it would be refused; "" if it would not be.
-  """
-
-  charge_ids: tuple[str, ...]
-  refusal: str
-
-
 def sha256(content: bytes) -> str:
   """The SHA-256 of these bytes, in hexadecimal."""
   return hashlib.sha256(content).hexdigest()

@@ -26,7 +26,6 @@ from oneshot_dp.pipeline.ledger.charge_checks import (
 )
 from oneshot_dp.pipeline.ledger.entries import (
   Cap,
-  ChargePreview,
   ChargeRequest,
   Keys,
   LedgerEntry,
@@ -176,19 +175,23 @@ class Ledger:
     run: Path,
     identity: Mapping[str, Any],
     heads: Mapping[str, ReleasedHead] | None = None,
-  ) -> ChargePreview:
-    """What `charge` would do now with the same arguments.
+  ) -> list[str]:
+    """Checks what `charge` would check now; nothing is charged.
 
-    Nothing is charged, and a charge after this is checked again.
+    Args are those of `charge`, which checks all of this again.
+
+    Returns:
+      The ids of the charges of this very run, if it was stopped and would go
+      on without a new charge; empty if it would be charged.
+
+    Raises:
+      InputError: `charge` would refuse.
     """
     with self._read() as ledger:
-      try:
-        unfinished = _find_unfinished(ledger, requests, run, identity, heads)
-        if not unfinished:
-          check_requests(ledger, requests)
-      except InputError as error:
-        return ChargePreview((), str(error))
-    return ChargePreview(tuple(charge.id for charge in unfinished), "")
+      unfinished = _find_unfinished(ledger, requests, run, identity, heads)
+      if not unfinished:
+        check_requests(ledger, requests)
+    return [charge.id for charge in unfinished]
 
   def charge(
     self,

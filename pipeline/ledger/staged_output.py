@@ -50,6 +50,7 @@ class StagedOutput:
     self._out = out
     self._resumable = resumable
     self._lock_handle: int | None = None
+    self._new_parents: list[Path] = []
 
   def lock(self) -> None:
     """Takes the place, or refuses.
@@ -66,6 +67,9 @@ class StagedOutput:
     work_folder = work_folder_beside(self.path)
     self.staging = work_folder / "whole"
     with disk_errors(self._out):
+      for folder in self.path.parents:
+        if not folder.exists():
+          self._new_parents.append(folder)
       self.path.parent.mkdir(parents=True, exist_ok=True)
       self._lock_handle = lock_folder(work_folder, self._out)
     # A run that was killed after its rename has left a folder to clear, so
@@ -100,6 +104,11 @@ class StagedOutput:
       shutil.rmtree(self.staging.parent, ignore_errors=True)
     os.close(self._lock_handle)
     self._lock_handle = None
+    # Folders that were made for this output go again, the innermost first, if
+    # nothing came to lie in them.
+    for folder in self._new_parents:
+      with contextlib.suppress(OSError):
+        folder.rmdir()
 
   def __enter__(self) -> Self:
     self.lock()

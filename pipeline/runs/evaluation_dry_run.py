@@ -32,7 +32,7 @@ def dry_run_of_scores(request: EvalRequest) -> Answer:
   from public facts, and from what the ledger was charged.
 
   Raises:
-    InputError: what `score_head` would refuse, but for a charge: that is said.
+    InputError: what `score_head` would refuse, its charge included.
   """
   saved, eval_rows, ledger = open_evaluation(request)
   if eval_rows.budget is None:
@@ -55,27 +55,24 @@ def _private_scores(
   assert eval_rows.budget is not None
   requests = eval_rows.charge_requests()
   lines = [_noise_line(eval_rows)]
-  preview = ledger.preview(
+  charge_ids = ledger.preview(
     requests,
     request.place,
     evaluation_identity(request, saved, eval_rows),
   )
   costs = costs_of(
-    requests, ledger.entries(), preview.charge_ids, eval_rows.budget.delta
+    requests, ledger.entries(), charge_ids, eval_rows.budget.delta
   )
   if eval_rows.source.is_private:
     for cost in costs:
-      lines.append(describe_planned_cost(cost, preview))
+      lines.append(describe_planned_cost(cost, was_charged=len(charge_ids) > 0))
   else:
     lines.append(f"the noise is that of a seed, {NOT_PRIVATE}")
-  if preview.refusal:
-    lines.append(f"the evaluation would be refused: {preview.refusal}")
   facts = {
     "labels": "private",
     "private": eval_rows.source.is_private,
     "accuracy_sd": eval_rows.expected_accuracy_sd(),
     "costs": costs,
-    "refusal": preview.refusal or None,
   }
   return lines, facts
 

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.accounting import format_rounded_up
-from oneshot_dp.pipeline.ledger.delivery import preview_charge
-from oneshot_dp.pipeline.ledger.entries import ChargePreview
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.plan import Plan
@@ -95,36 +93,39 @@ def summary_of(plan: Plan, charge_ids: Sequence[str]) -> str:
   return f"{_describe_training(plan)}: {'; '.join(parts)}"
 
 
-def dry_run_lines(plan: Plan) -> list[str]:
-  """Returns what a run would do and cost; nothing was charged."""
+def dry_run_lines(plan: Plan, charge_ids: Sequence[str]) -> list[str]:
+  """Returns what a run would do and cost; nothing was charged.
+
+  Args:
+    plan: the run.
+    charge_ids: its charges, if it was charged already and stopped.
+  """
   lines = [_describe_training(plan)]
   lines.append(
     f"noise multiplier {noise_multiplier_of(plan):.4g} at the largest epsilon"
   )
-  preview = preview_charge(
-    plan.request.out, plan.ledger, plan.charge_requests, plan.identity
-  )
   if not plan.source.is_private:
     lines.append(_exposure_of(plan))
   else:
-    for cost in costs_with_ledger(plan, preview.charge_ids):
-      lines.append(describe_planned_cost(cost, preview))
-  if preview.refusal:
-    lines.append(f"the run would be refused: {preview.refusal}")
+    for cost in costs_with_ledger(plan, charge_ids):
+      lines.append(describe_planned_cost(cost, was_charged=len(charge_ids) > 0))
   lines.append(end_of_dry_run(plan.ledger))
   return lines
 
 
-def describe_planned_cost(cost: DatasetCost, preview: ChargePreview) -> str:
-  """Says what a run would cost a data set, and what its cap leaves then."""
-  if preview.charge_ids:
-    line = _describe_cost(cost, "was charged already")
-    return f"{line}: what was stopped goes on without a new charge"
+def describe_planned_cost(cost: DatasetCost, *, was_charged: bool) -> str:
+  """Says what a run would cost a data set, and what its cap leaves then.
+
+  Args:
+    cost: of one data set.
+    was_charged: whether the run was charged before, and stopped.
+  """
+  if was_charged:
+    line = _describe_cost(cost, "was already charged")
+    return f"{line}; the stopped run resumes without a new charge"
   line = _describe_cost(cost, "would be charged")
   if cost.cap is not None:
-    line += f"; cap: {cost.cap}"
-    if cost.fits:
-      line += f"; {cost.remaining}"
+    line += f"; cap: {cost.cap}; {cost.remaining}"
   return line
 
 

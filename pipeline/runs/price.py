@@ -157,7 +157,6 @@ class DatasetCost:
     delta: at which both are stated.
     cap: the cap of the data set, if it has one.
     remaining: what the cap leaves after the run, in words; "" without a cap.
-    fits: whether the run fits under the cap.
   """
 
   dataset: str
@@ -166,7 +165,6 @@ class DatasetCost:
   delta: float
   cap: Cap | None
   remaining: str
-  fits: bool
 
 
 def costs_of(
@@ -215,7 +213,6 @@ def costs_of(
         delta=delta,
         cap=cap,
         remaining=remaining,
-        fits=cap is None or total <= cap.mu_squared,
       )
     )
   return costs

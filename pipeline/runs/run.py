@@ -23,7 +23,6 @@ from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.ledger.delivery import (
   WEIGHTS_FILE,
   Delivery,
-  preview_charge,
 )
 from oneshot_dp.pipeline.requests import TrainRequest
 from oneshot_dp.pipeline.runs.evaluation import EvalRows, Scores
@@ -66,8 +65,6 @@ def run_request(request: TrainRequest) -> Answer:
     if hosts.count == 1 and is_finished(plan):
       text = f"{request.out} is finished already: nothing to do"
       return Answer(text=text, facts={"out": request.out})
-    if request.dry_run:
-      return _dry_run(plan, hosts)
     delivery = Delivery(
       request.out,
       plan.ledger,
@@ -76,6 +73,8 @@ def run_request(request: TrainRequest) -> Answer:
       room=plan.room,
     )
     with delivery:
+      if request.dry_run:
+        return hosts.raise_together(lambda: _dry_run(plan, hosts, delivery))
       if hosts.index == 0:
         return _run_on_first_host(plan, hosts, delivery)
       _run_on_other_host(plan, hosts)
@@ -158,18 +157,16 @@ def _rehearse(plan: Plan) -> None:
     rehearse_sweep_files(plan, plan.eval_rows)
 
 
-def _dry_run(plan: Plan, hosts: Hosts) -> Answer:
-  """Says what a run would cost, once everything it shows could be made."""
+def _dry_run(plan: Plan, hosts: Hosts, delivery: Delivery) -> Answer:
+  """Tries what the run would do before its charge, and says what it costs."""
   if hosts.index > 0:
     return Answer(text="", facts={"host": hosts.index})
   _rehearse(plan)
-  preview = preview_charge(
-    plan.request.out, plan.ledger, plan.charge_requests, plan.identity
-  )
-  costs = costs_with_ledger(plan, preview.charge_ids)
+  charge_ids = delivery.preview()
+  costs = costs_with_ledger(plan, charge_ids)
   warnings = warnings_of(plan)
   return Answer(
-    text="\n".join([*warnings, *dry_run_lines(plan)]),
+    text="\n".join([*warnings, *dry_run_lines(plan, charge_ids)]),
     facts={
       "dry_run": True,
       "warnings": warnings,

@@ -118,14 +118,35 @@ class TestDryRun:
     assert ledger.path.read_bytes() == before
     assert not Path("h").exists()
 
-  def test_a_run_over_the_cap_is_said_to_be_refused(
+  def test_a_run_over_the_cap_fails_as_the_run_itself(
     self, capsys, place, train_cache
   ):
     cap = f"budget --cache {train_cache.path} --max-epsilon 1 --max-delta 1e-5"
     succeeds(capsys, *cap.split())
-    out, _ = succeeds(capsys, *place("TRAIN --epsilon 2 --dry-run --out h"))
-    assert "the run would be refused" in out
-    fails(capsys, *place("TRAIN --epsilon 2 --out h"))
+    words = place("TRAIN --epsilon 2 --out h")
+
+    planned = fails(capsys, *words, "--dry-run")
+
+    assert "would break the cap of 'clusters'" in planned
+    assert planned == fails(capsys, *words)
+
+  def test_a_place_that_is_taken_fails_as_the_run_itself(self, capsys, place):
+    Path("h").mkdir()
+    words = place("TRAIN --epsilon 2 --out h")
+
+    planned = fails(capsys, *words, "--dry-run")
+
+    assert planned == "h already exists; choose another place."
+    assert planned == fails(capsys, *words)
+
+  def test_folders_on_the_way_to_its_output_are_removed_again(
+    self, capsys, place
+  ):
+    words = place("TRAIN --epsilon 2 --dry-run --out runs/today/h")
+
+    succeeds(capsys, *words)
+
+    assert not Path("runs").exists()
 
 
 class TestCost:
@@ -279,12 +300,10 @@ def test_a_dry_run_says_that_what_was_charged_and_stopped_goes_on_for_nothing(
     patch.setattr(f"oneshot_dp.pipeline.{step}", stop)
     fails(capsys, *words, status=130)
   out, _ = succeeds(capsys, *words, "--dry-run")
-  other, _ = succeeds(capsys, *words, "--dry-run", "--epsilon", "1")
+  other = fails(capsys, *words, "--dry-run", "--epsilon", "1")
 
-  assert "'clusters' was charged already epsilon 2 in total" in out
-  assert "goes on without a new charge" in out
-  assert "refused" not in out
-  assert "would be refused" in other
+  assert "'clusters' was already charged epsilon 2 in total" in out
+  assert "the stopped run resumes without a new charge" in out
   assert "another by its epsilons" in other
 
 
