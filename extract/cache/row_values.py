@@ -34,10 +34,11 @@ def validate_and_cast_rows(rows: Rows, info: CacheInfo, place: str) -> Rows:
   # underflow, and the norm is that of the numbers that will be read back.
   _check_columns(rows, info, place)
   columns = info.columns()
+  # An error says what does not fit; NumPy's warnings would only come before it.
   with np.errstate(over="ignore", invalid="ignore"):
     stored = rows["embedding"].astype(columns["embedding"].dtype)
     norm = stored_norm(stored)
-  _check_values(rows, stored, norm, info, place)
+    _check_values(rows, stored, norm, info, place)
   complete = rows | {"embedding": stored, "embedding_norm": norm}
   cast = {}
   for name, column in columns.items():

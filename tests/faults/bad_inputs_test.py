@@ -237,8 +237,11 @@ def is_believed_wrongly(
 
 def rows_in(folder: Path) -> int:
   """Rows of all Parquet files of a folder."""
-  files = folder.rglob("*.parquet")
-  return sum(pq.read_metadata(file).num_rows for file in files)
+  total = 0
+  for file in folder.rglob("*.parquet"):
+    if file.is_file():  # one that is spoilt may be a folder
+      total += pq.read_metadata(file).num_rows
+  return total
 
 
 def count_rows(blocks: list[dict[str, list]]) -> int:

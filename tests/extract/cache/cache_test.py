@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -177,10 +178,22 @@ def test_import_of_bad_rows_leaves_nothing_behind(tmp_path, changes, said):
   assert "1000000" not in str(caught.value)  # no value of a row
 
 
-def test_import_of_a_signaling_nan_is_refused_without_a_warning(tmp_path):
+@pytest.mark.parametrize(
+  ("dtype", "bits"),
+  [
+    (np.dtype("float16"), np.uint16(0x7C01)),
+    (np.dtype(ml_dtypes.bfloat16), np.uint16(0x7F81)),
+    (np.dtype("float32"), np.uint32(0x7F800001)),
+    (np.dtype("float64"), np.uint64(0x7FF0000000000001)),
+  ],
+  ids=str,
+)
+def test_import_of_a_signaling_nan_is_refused_without_a_warning(
+  tmp_path, dtype, bits
+):
   info = make_info(50, 9, embedding_dtype="float32")
-  embedding = np.ones((50, 9), np.float32)
-  embedding.view(np.uint32)[3, 4] = 0x7F800001
+  embedding = np.ones((50, 9), dtype)
+  embedding.view(bits.dtype)[3, 4] = bits
 
   with refused("is not finite"):
     import_rows(tmp_path / "cache", info, embedding=embedding)
