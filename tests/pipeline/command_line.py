@@ -1,5 +1,7 @@
 """Runs `oneshot-dp` in this process, or in one of its own."""
 
+import contextlib
+import io
 import os
 import pathlib
 import subprocess
@@ -45,6 +47,16 @@ def succeeds(capsys: pytest.CaptureFixture, *argv: object) -> tuple[str, str]:
   said = capsys.readouterr()
   assert status == 0, said.err
   return said.out, said.err
+
+
+def prints(*argv: object) -> tuple[str, str]:
+  """As `succeeds`, for a fixture that several tests share."""
+  out = io.StringIO()
+  err = io.StringIO()
+  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    status = main(with_changes(argv))
+  assert status == 0, err.getvalue()
+  return out.getvalue(), err.getvalue()
 
 
 def fails(capsys: pytest.CaptureFixture, *argv: object, status: int = 2) -> str:
