@@ -21,6 +21,10 @@ MOST_BYTES = 1 << 30
 """A larger file that is read whole is taken for a mistake."""
 
 
+class TooLargeError(InputError):
+  """A file has more bytes than are read."""
+
+
 def open_regular(
   path: str | os.PathLike, most_bytes: int | None = None
 ) -> BinaryIO:
@@ -31,8 +35,8 @@ def open_regular(
     most_bytes: a larger file is refused; None for any size.
 
   Raises:
-    InputError: it is not there, not a regular file, has more than `most_bytes`
-      or may not be read.
+    TooLargeError: it has more than `most_bytes`.
+    InputError: it is not there, not a regular file, or may not be read.
   """
   shown = escaped(os.fspath(path))
   try:
@@ -44,14 +48,17 @@ def open_regular(
     raise InputError(f"{shown} cannot be read: {e}.") from e
   # What was opened is looked at, not its name: that may lead elsewhere by now.
   status = os.fstat(handle)
-  fault = None
   if not stat.S_ISREG(status.st_mode):
-    fault = "it is not a regular file; give a file"
-  elif most_bytes is not None and status.st_size > most_bytes:
-    fault = f"{status.st_size:,} bytes are more than {most_bytes:,}"
-  if fault is not None:
     os.close(handle)
-    raise InputError(f"{shown} cannot be read: {fault}.")
+    raise InputError(
+      f"{shown} cannot be read: it is not a regular file; give a file."
+    )
+  if most_bytes is not None and status.st_size > most_bytes:
+    os.close(handle)
+    raise TooLargeError(
+      f"{shown} cannot be read: {status.st_size:,} bytes are more than"
+      f" {most_bytes:,}."
+    )
   return os.fdopen(handle, "rb")
 
 
@@ -67,20 +74,53 @@ def read_regular(
   Raises:
     InputError: as of `open_regular`, or the disk fails.
   """
-  with open_regular(path, most_bytes) as file:
-    try:
-      # No more than was bounded, however the file grows meanwhile.
-      return file.read(os.fstat(file.fileno()).st_size)
-    except OSError as e:
-      shown = escaped(os.fspath(path))
-      raise InputError(f"{shown} cannot be read: {e.strerror}.") from e
+  with open_regular(path, most_bytes) as file, _read_errors(path):
+    # No more than was bounded, however the file grows meanwhile.
+    return file.read(os.fstat(file.fileno()).st_size)
+
+
+@contextlib.contextmanager
+def as_file(data: bytes) -> Iterator[str]:
+  """A file that has these bytes, for libraries that read files only.
+
+  Args:
+    data: its content.
+
+  Yields:
+    A path to it in this process. It has no name that others find, is gone when
+    the process is, and is in memory where the system has such files.
+
+  Raises:
+    RunError: the disk of temporary files refuses.
+  """
+  with contextlib.ExitStack() as stack:
+    with disk_errors(tempfile.gettempdir()):
+      if hasattr(os, "memfd_create"):  # on Linux
+        file = os.fdopen(os.memfd_create("oneshot-dp"), "w+b")
+      else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+      stack.enter_context(file)
+      file.write(data)
+      file.seek(0)  # and flushes
+    del data  # so that the caller can drop it, too
+    yield f"/dev/fd/{file.fileno()}"
 
 
 def sha256(path: str | os.PathLike) -> str:
-  """The SHA-256 of a regular file, in hexadecimal; see `open_regular`."""
-  with open_regular(path) as file:
+  """The SHA-256 of a regular file, in hexadecimal; see `read_regular`."""
+  with open_regular(path) as file, _read_errors(path):
     digest: Any = hashlib.file_digest(file, "sha256")  # pyrefly: ignore
   return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _read_errors(path: str | os.PathLike) -> Iterator[None]:
+  """Says in one line that the disk fails to read a file, as an InputError."""
+  try:
+    yield
+  except OSError as e:
+    shown = escaped(os.fspath(path))
+    raise InputError(f"{shown} cannot be read: {e.strerror}.") from e
 
 
 def walk(
@@ -177,6 +217,31 @@ def write_once(path: str | os.PathLike, data: bytes | Iterable[bytes]) -> bool:
     # The name is an entry of the folder, and is on the disk only with that.
     sync(final.parent)
   return True
+
+
+def replace(path: str | os.PathLike, data: bytes, mode: int = 0o600) -> None:
+  """Writes a file whole, in place of one that may be there.
+
+  It is written beside its place first, so that nobody sees half of it.
+
+  Args:
+    path: of the file; its folder is made if it is missing.
+    data: its content.
+    mode: which it has.
+
+  Raises:
+    RunError: the disk refuses.
+  """
+  final = pathlib.Path(path)
+  unfinished = final.with_name(f".{final.name}.new")
+  with disk_errors(final):
+    unfinished.unlink(missing_ok=True)  # of a command that was killed
+    try:
+      write_once(unfinished, data)
+      unfinished.chmod(mode)
+      os.replace(unfinished, final)
+    finally:
+      unfinished.unlink(missing_ok=True)
 
 
 def _open_unnamed(final: pathlib.Path) -> tuple[int, str | None]:

@@ -170,18 +170,9 @@ def replace(place: pathlib.Path, data: bytes, mode: int = 0o600) -> None:
     RunError: disk or store fail.
   """
   if isinstance(place, Url):
-    # A store shows an object only when all of it is there.
     storage.overwrite(*_store_and_name(place), data)
     return
-  unfinished = place.with_name(f".{place.name}.new")
-  with files.disk_errors(place):
-    unfinished.unlink(missing_ok=True)  # of a command that was killed
-    try:
-      files.write_once(unfinished, data)
-      unfinished.chmod(mode)
-      os.replace(unfinished, place)
-    finally:
-      unfinished.unlink(missing_ok=True)
+  files.replace(place, data, mode)
 
 
 def _store_and_name(url: Url) -> tuple[Store, str]:

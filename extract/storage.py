@@ -13,7 +13,6 @@ import functools
 import io
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, TypeVar
@@ -169,7 +168,8 @@ def read(
     Its bytes, or None if it does not exist.
 
   Raises:
-    InputError: it is too large, or may not be read.
+    TooLargeError: it has more bytes.
+    InputError: it may not be read.
     RunError: the store does not answer.
   """
 
@@ -177,7 +177,7 @@ def read(
     answer = client.get(name)
     size = answer.meta["size"]
     if size > most_bytes:
-      raise InputError(
+      raise files.TooLargeError(
         f"{store.display_path(name)}: {size:,} bytes are more than"
         f" {most_bytes:,}."
       )
@@ -200,7 +200,12 @@ def read_range(
 ) -> tuple[bytes, str]:
   """Reads `size` bytes of a file from byte `start` on, and its version.
 
-  Fewer bytes come where the file ends. FileNotFoundError: it does not exist.
+  Fewer bytes come where the file ends.
+
+  Raises:
+    FileNotFoundError: it does not exist.
+    InputError: it may not be read, or the disk fails.
+    RunError: the store does not answer.
   """
 
   def get(client: Any) -> tuple[bytes, str]:
@@ -209,7 +214,7 @@ def read_range(
 
   if store.remote is not None:
     return _call(store, name, "read", get)
-  with _open_local(store, name) as file:
+  with _open_local(store, name) as file, _errors(store, name, "read"):
     file.seek(start)
     return file.read(size), str(os.fstat(file.fileno()).st_mtime_ns)
 
@@ -248,11 +253,13 @@ def write_if_absent(store: Store, name: str, data: bytes) -> bytes:
 
 
 def overwrite(store: Store, name: str, data: bytes) -> None:
-  """Writes an object whole, in place of one that may be there.
+  """Writes a file whole, in place of one that may be there.
 
-  On a disk it does nothing: `places.replace` writes there, by a rename.
+  InputError: permissions do not suffice. RunError: the disk or the store fails.
   """
-  if store.remote is not None:
+  if store.remote is None:
+    files.replace(store.path(name), data)
+  else:
     _put(store, store.remote, name, data, "overwrite")
 
 
@@ -284,32 +291,6 @@ def remove(store: Store, names: Iterable[str]) -> None:
 
     with contextlib.suppress(FileNotFoundError):
       _call(store, name, "remove", remove_one)
-
-
-@contextlib.contextmanager
-def local_copy(store: Store, name: str) -> Iterator[tuple[str, BinaryIO]]:
-  """A file of a store by a path on this disk, for libraries that want one.
-
-  Yields:
-    The path, and the open file. A copy from an object store has no name of its
-    own, and is gone when the process is.
-
-  Raises:
-    FileNotFoundError: it does not exist.
-  """
-  if store.remote is None:
-    with _open_local(store, name) as file:
-      yield store.path(name), file
-    return
-  data = read(store, name)
-  if data is None:
-    raise FileNotFoundError(store.display_path(name))
-  with tempfile.TemporaryFile() as file:
-    with files.disk_errors(tempfile.gettempdir()):
-      file.write(data)
-      file.seek(0)  # and flushes
-    # The copy has no name, so it is opened by its handle.
-    yield f"/dev/fd/{file.fileno()}", file
 
 
 def seekable(store: Store, name: str, size: int) -> BinaryIO:

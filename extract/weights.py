@@ -229,6 +229,8 @@ def read_tensors(path: pathlib.Path) -> tuple[Arrays, str]:
       f"{shown}: a pickle can run code when it is loaded, and is not read; give"
       " the model.safetensors of the same repository, or an npz of its arrays."
     ) from None
+  except MemoryError:
+    raise  # this machine's trouble: the file may be sound
   except Exception as error:  # whatever the parsers of damaged bytes raise
     reason = escaped(" ".join(str(error).split()))[:300]
     raise InputError(

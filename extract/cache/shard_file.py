@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_record.python import array_record_module
 
-from oneshot_dp.configs.errors import RunError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import files, storage
 from oneshot_dp.extract.cache.format import (
   BLOCK_ROWS,
@@ -27,6 +27,7 @@ from oneshot_dp.extract.cache.format import (
   Shard,
   sha256_of,
 )
+from oneshot_dp.extract.files import TooLargeError
 
 JOB_COLUMN = "job"
 """In each record, beside the columns: the digest of its job, 32 bytes."""
@@ -188,6 +189,8 @@ def _decode_block(record: bytes, info: CacheInfo) -> tuple[Rows, str]:
       flat = np.frombuffer(values[name], column.dtype)
       rows[name] = flat.reshape(-1, *column.shape)
     job = values[JOB_COLUMN].hex()
+  except MemoryError:
+    raise  # this machine's trouble: the file may be sound
   except Exception as e:
     raise ValueError(f"not a block of rows ({type(e).__name__})") from None
   lengths = {len(column) for column in rows.values()}
@@ -240,20 +243,28 @@ def read_shard(
     InputError: it may not be read.
     ValueError: it is not a shard, or not the expected one.
   """
-  with storage.local_copy(store, name) as (path, file):
-    # Size and SHA-256, where they are known, come before the parser:
-    # ArrayRecord's C++ sees no other file than the expected one.
-    size = file.seek(0, os.SEEK_END)
-    if size > _max_shard_bytes(info):
-      raise ValueError("it is larger than its rows")
-    if expected is not None and size != expected.bytes:
-      raise ValueError("its size is another")
-    file.seek(0)
-    sha256 = hashlib.sha256(file.read(size)).hexdigest()
-    if expected is not None and sha256 != expected.sha256:
-      raise ValueError("its SHA-256 is another")
-    blocks = []
-    jobs = set()
+  most_bytes = _max_shard_bytes(info)
+  if expected is not None:
+    most_bytes = min(most_bytes, expected.bytes)
+  try:
+    data = storage.read(store, name, most_bytes)
+  except TooLargeError as error:
+    raise ValueError("it is larger than its rows, or than stated") from error
+  if data is None:
+    raise FileNotFoundError(store.display_path(name))
+  # Size and SHA-256, where they are known, come before the parser:
+  # ArrayRecord's C++ sees no other file than the expected one. It reads a copy,
+  # as the name may lead to another file by now.
+  size = len(data)
+  sha256 = hashlib.sha256(data).hexdigest()
+  if expected is not None and size != expected.bytes:
+    raise ValueError("its size is another")
+  if expected is not None and sha256 != expected.sha256:
+    raise ValueError("its SHA-256 is another")
+  blocks = []
+  jobs = set()
+  with files.as_file(data) as path:
+    del data  # a shard of an import may have 256 MiB
     for record in _read_records(path, size):
       rows, job = _decode_block(record, info)
       blocks.append(rows)
@@ -311,6 +322,7 @@ def load_existing_shard(out: str, job: CacheJob, name: str) -> Shard | None:
     Its description, or None if it does not exist.
 
   Raises:
+    InputError: it may not be read, or is no file.
     RunError: it belongs to another job, or is damaged.
   """
   store = storage.store_at(out)
@@ -318,6 +330,8 @@ def load_existing_shard(out: str, job: CacheJob, name: str) -> Shard | None:
     stored = read_shard(store, name, job.info)
   except FileNotFoundError:
     return None
+  except InputError:  # a ValueError: the file may not be read
+    raise
   except ValueError as e:
     fault = f"is damaged ({e})"
   else:

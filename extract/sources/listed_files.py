@@ -173,8 +173,8 @@ def readable_as(path: str, kind: str) -> Iterator[None]:
   """
   try:
     yield
-  except (InputError, RunError):
-    raise
+  except (InputError, RunError, MemoryError):
+    raise  # memory is this machine's trouble, not the file's
   # What libraries make of damaged bytes is of no one kind.
   except Exception as error:
     raise InputError(

@@ -184,7 +184,8 @@ _readers = _Readers()
 def read_cell(file: File, column: str, group: int, row: int) -> ImageData:
   """An image of a row group; no bytes where there is a null, or only a path.
 
-  RunError: it cannot be read any more.
+  InputError: it is larger than any image, or the file is a bomb. RunError: it
+  cannot be read any more.
   """
   try:
     cell, shape = _readers.cell(file, column, group, row)
@@ -199,6 +200,8 @@ def read_cell(file: File, column: str, group: int, row: int) -> ImageData:
     size = cell.as_buffer().size
     check_bytes(file.path, f"{column!r} of a row", size, MAX_IMAGE_BYTES)
     return cell.as_py()
+  except InputError:  # a ValueError that says by itself what is wrong
+    raise
   except (ValueError, IndexError, KeyError, pa.ArrowException) as error:
     raise RunError(
       f"{file.path!r} has a cell that cannot be read: {one_line(error)}."

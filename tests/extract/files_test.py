@@ -44,6 +44,13 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
       files.read_regular(path)
 
 
+def test_sha256_of_a_disk_that_fails_names_the_file():
+  # The first page of a process is mapped to nothing: to read it is an I/O
+  # error, as of a broken disk.
+  with refused("/proc/self/mem cannot be read: Input/output error"):
+    files.sha256("/proc/self/mem")
+
+
 @pytest.mark.parametrize("nameless", [True, False])
 def test_written_once(tmp_path, monkeypatch, nameless):
   if not nameless:  # as on file systems without such files

@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from oneshot_dp.extract.cache import shard_file
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.read import check_cache, open_cache
 from oneshot_dp.extract.cache.shard_file import CacheJob
@@ -84,6 +85,24 @@ def test_cache_shard_with_any_bit_flipped_is_refused(cache, third_shard):
 
     with refused("is damaged"):
       list(cache.blocks([2]))
+
+
+def test_cache_reads_of_a_shard_what_was_hashed(
+  cache, third_shard, monkeypatch
+):
+  other = sorted(pathlib.Path(cache.path).glob("*record-*"))[1]
+  (expected,) = cache.blocks([2])
+  read_records = shard_file._read_records
+
+  def exchange_and_read(path, size):
+    third_shard.write_bytes(other.read_bytes())
+    return read_records(path, size)
+
+  monkeypatch.setattr(shard_file, "_read_records", exchange_and_read)
+  (block,) = cache.blocks([2])
+
+  assert third_shard.read_bytes() == other.read_bytes()
+  assert block["example_id"].tolist() == expected["example_id"].tolist()
 
 
 def make_sparse(path):

@@ -82,6 +82,14 @@ def test_other_files_and_missing_shards_are_noticed(tmp_path):
     assert INFO_FILE not in digest(out)
 
 
+def test_a_pipe_in_the_place_of_a_shard_is_the_fault_of_the_request(tmp_path):
+  start_or_resume(str(tmp_path), JOB)
+  os.mkfifo(tmp_path / INFO.shard_name(0))
+
+  with refused("cannot be read: it is not a regular file"):
+    put(str(tmp_path), JOB, 0)
+
+
 def test_two_jobs_at_once_share_the_work(tmp_path):
   out = str(tmp_path / "cache")
   assert start_or_resume(out, JOB)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from oneshot_dp.configs.errors import RunError
+from oneshot_dp.configs.errors import InputError
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import images_of, open_dataset
 
@@ -133,7 +133,7 @@ def test_rows_that_share_one_large_cell_are_refused_at_the_first(tmp_path):
   message = r"column 'image' unfolds from [\d,]+ bytes to [\d,]+, more than"
   started = time.monotonic()
   for index in range(1000):
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(InputError, match=message):
       source[index]
   assert time.monotonic() - started < 2
 

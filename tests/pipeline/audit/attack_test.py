@@ -123,6 +123,19 @@ def of_one_class(drawn):
   return np.broadcast_to(drawn[:1], drawn.shape)
 
 
+def of_the_last_classes(drawn):
+  """The last two classes have one noise, and the others their own."""
+  shared = drawn.copy()
+  shared[-1] = shared[-2]
+  return shared
+
+
+def negated_in_one_class(drawn):
+  shared = drawn.copy()
+  shared[2] = -shared[1]
+  return shared
+
+
 def off_the_grid(drawn):
   return drawn + 0.25
 
@@ -156,6 +169,8 @@ def of_one_release():
     ("lamb", lambda drawn: drawn // 2, "noise is 0.[45].* times"),
     ("lamb", lambda drawn: drawn * 0, r"noise is \S+e-\d+ times"),
     ("lamb", of_one_class, "classes share noise"),
+    ("lamb", of_the_last_classes, "classes share noise"),
+    ("lamb", negated_in_one_class, "classes share noise"),
     ("lamb", off_the_grid, "not rounded to integers"),
     (
       "auto",
@@ -172,6 +187,8 @@ def of_one_release():
     "halved",
     "none",
     "of one class",
+    "of the last classes",
+    "negated in one class",
     "off the grid",
     "of one release",
     "of the release before last",
