@@ -38,26 +38,24 @@ _ROWS_AT_ONCE = 256
 _HIGH_BYTE_OF_14_BITS = 1 << 6
 
 
-def _known_suffixes() -> tuple[str, ...]:
-  suffixes = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".avif")
-  if pillow_heif is not None:
-    return suffixes + _HEIC_SUFFIXES
-  return suffixes
-
-
-def _known_formats() -> tuple[str, ...]:
-  formats = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "AVIF")
-  if pillow_heif is not None:
-    pillow_heif.register_heif_opener(thumbnails=False)
-    return (*formats, "HEIF")
-  return formats
-
-
-IMAGE_SUFFIXES = _known_suffixes()
+IMAGE_SUFFIXES: tuple[str, ...] = (
+  ".jpg",
+  ".jpeg",
+  ".jpe",
+  ".png",
+  ".webp",
+  ".bmp",
+  ".gif",
+  ".avif",
+)
 """What the names of image files end in, in lower case."""
 # A closed list: Pillow's other readers (PostScript, PDF, …) run more code on
 # bytes that nobody has looked at than a data set of photographs needs.
-_FORMATS = _known_formats()
+_FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "AVIF")
+if pillow_heif is not None:
+  pillow_heif.register_heif_opener(thumbnails=False)
+  IMAGE_SUFFIXES += _HEIC_SUFFIXES
+  _FORMATS += ("HEIF",)
 # Pillow's own limit cannot be raised for one call; `peak_bytes` has another.
 Image.MAX_IMAGE_PIXELS = None
 

@@ -361,7 +361,6 @@ def _first_call(
 @contextlib.contextmanager
 def _errors(store: Store, name: str, action: str) -> Iterator[None]:
   """Says in one line what is refused; RunError: what may go well later."""
-  place = store.display_path(name)
   try:
     yield
   except (FileExistsError, InputError, RunError):
@@ -373,8 +372,10 @@ def _errors(store: Store, name: str, action: str) -> Iterator[None]:
       raise
     raise no_bucket_error(store.place) from e
   except OSError as e:
-    raise InputError(f"{place}: cannot {action} it: {e.strerror}.") from e
+    raise InputError(
+      f"{store.display_path(name)}: cannot {action} it: {e.strerror}."
+    ) from e
   except Exception as e:
     if not type(e).__module__.startswith("obstore"):
       raise
-    raise store_error(store.place, place, action, e) from e
+    raise store_error(store.place, store.display_path(name), action, e) from e

@@ -30,7 +30,7 @@ from oneshot_dp.pipeline.heads.model_card import (
   template_environment,
 )
 from oneshot_dp.pipeline.heads.verify import LedgerStatus, Verdict
-from oneshot_dp.pipeline.ledger.bucket_output import output_at
+from oneshot_dp.pipeline.ledger.delivery import output_at
 from oneshot_dp.pipeline.report.results import as_json
 from oneshot_dp.pipeline.timm_form import timm_files
 

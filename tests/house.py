@@ -10,7 +10,8 @@ and dp_accounting.
 Limits are only on what a person feels: how many files one reads to follow
 `train` or an image, and with `--time` how long the tests take. What `train`
 and an image enter is counted by running both on made-up data in a fresh
-process, which notes the file of every function of ours that is called.
+process, which notes the file of every function of ours that is called. Only
+Python files count: Jinja compiles a template into functions that bear its name.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def note(frame, event, _):
   is_function = code.co_flags & inspect.CO_OPTIMIZED  # no body of a class
   if event == "call" and is_function and not code.co_name.startswith("<"):
     file = os.path.realpath(code.co_filename)
-    if file.startswith(roots):
+    if file.startswith(roots) and file.endswith(".py"):
       entered.add((file, code.co_qualname))
 def begin():
   threading.setprofile(note)

@@ -31,7 +31,7 @@ FLOORS = {
     Layer("rows", "statistics", independent=False),
     Layer("sum_kernels", "private_sums", independent=False),
     "heads",
-    Layer("train", "memory", independent=False),
+    "train",
     "private_head",
     Layer("api", "evaluate", independent=False),
     "classifier",

@@ -213,7 +213,7 @@ class CacheInfo:
       "example_id": Column(np.dtype("<i8"), ()),
       "image_key": Column(np.dtype("<u8"), (2,)),
     }
-    if has_several_owners(self.unit):
+    if self.owners_per_row > 1:
       columns["unit_id"] = Column(np.dtype("<i8"), (self.owners_per_row,))
       columns["weight_divisor"] = Column(np.dtype("<u4"), ())
     elif self.has_units:

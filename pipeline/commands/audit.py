@@ -164,7 +164,7 @@ def _attack_real_rows(request: AuditRequest, path: Path) -> Answer:
   import msgspec
 
   from oneshot_dp.pipeline.audit import attack, runs
-  from oneshot_dp.pipeline.runs.evaluation import data_of
+  from oneshot_dp.pipeline.runs.cache_roles import data_of
 
   plan = _plan_of(request, path)
   cache = plan.train.cache
@@ -220,8 +220,7 @@ def _check_memory_of_canaries(
   plan: "Plan", head: HeadName, canaries: "Canaries"
 ) -> None:
   """Refuses canaries that this machine has no memory for."""
-  from oneshot_dp.linear_dp.memory import memory_needed
-  from oneshot_dp.pipeline.runs.resources import check_memory
+  from oneshot_dp.pipeline.runs.resources import check_memory, memory_needed
 
   # Canaries have features of their own beside those of the rows, which make
   # every row wider.

@@ -38,8 +38,11 @@ from oneshot_dp.pipeline.heads.receipt import (
   check_receipt,
   make_receipt,
 )
-from oneshot_dp.pipeline.ledger.bucket_output import output_at
-from oneshot_dp.pipeline.ledger.delivery import RECEIPT_FILE, WEIGHTS_FILE
+from oneshot_dp.pipeline.ledger.delivery import (
+  RECEIPT_FILE,
+  WEIGHTS_FILE,
+  output_at,
+)
 from oneshot_dp.pipeline.ledger.entries import sha256
 
 RELEASES_FILE = "releases.safetensors"

@@ -18,18 +18,12 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.files import disk_errors
 from oneshot_dp.extract.places import Url
-from oneshot_dp.pipeline.ledger.staged_output import (
-  StagedOutput,
-  lock_folder,
-  work_folder_beside,
-)
+from oneshot_dp.pipeline.ledger.staged_output import StagedOutput, lock_folder
 
 _PUT_LAST = ("receipt.json", "results.json")
 """A folder that has one of these files is complete, with all its folders."""
@@ -37,26 +31,14 @@ _PROBE = ".oneshot-dp-write-test"
 """An object that is put and removed, to see that this is permitted."""
 
 
-class BucketOutput:
+class BucketOutput(StagedOutput):
   """A folder in a bucket, and the folder on a disk where it is made before.
-
-  It is used as `StagedOutput` is.
 
   *Formal guarantees*: before `publish` nothing of what was staged is in the
   bucket. In a store that keeps to `If-None-Match` no object is ever written
   over: of two outputs with one URL, the one that is second at the first object
   that differs puts no more.
-
-  Attributes:
-    path: the URL.
-    staging: where the files are written before; known once locked.
-    is_half_shown: whether some of what is staged was in the bucket when it was
-      locked; a process that was killed has put it.
   """
-
-  path: Url
-  staging: Path
-  is_half_shown: bool
 
   def __init__(self, url: Url, ledger: Path | None = None):
     """Names the place; nothing is touched before `lock`.
@@ -69,11 +51,11 @@ class BucketOutput:
     Raises:
       InputError: it is a URL of another kind.
     """
+    super().__init__(resumable=ledger is not None)
     self.path = url
+    self._url = url
     self._ledger = ledger
-    self.is_half_shown = False
     self._store = storage.store_at(str(url))
-    self._lock_handle: int | None = None
 
   def lock(self) -> None:
     """Takes the place, or refuses, once it is sure that it can be written.
@@ -88,7 +70,7 @@ class BucketOutput:
       with disk_errors(tempfile.gettempdir()):
         work_folder = Path(tempfile.mkdtemp(prefix="oneshot-dp-"))
     else:
-      work_folder = work_folder_of(self.path, self._ledger)
+      work_folder = work_folder_of(self._url, self._ledger)
     self.staging = work_folder / "whole"
     with disk_errors(work_folder):
       # The mode that the ledger would give to its folder.
@@ -128,28 +110,6 @@ class BucketOutput:
     # next run could not tell what the ledger has noted.
     with disk_errors(self.staging):
       self.staging.rename(self.staging.with_name("shown"))
-
-  def unlock(self) -> None:
-    """Gives the place back; what is not in the bucket is kept for a ledger."""
-    if self._lock_handle is None:
-      return
-    # With the lock still in hand, as in `StagedOutput`.
-    if self._ledger is None or not self.staging.exists():
-      shutil.rmtree(self.staging.parent, ignore_errors=True)
-    os.close(self._lock_handle)
-    self._lock_handle = None
-
-  def __enter__(self) -> Self:
-    self.lock()
-    return self
-
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
-    self.unlock()
 
   def _lock(self, work_folder: Path) -> int:
     """Makes and locks the hidden folder; returns the open lock.
@@ -234,33 +194,6 @@ class BucketOutput:
     storage.remove(self._store, [_PROBE])  # of a process that was killed
     storage.write_if_absent(self._store, _PROBE, b"oneshot-dp\n")
     storage.remove(self._store, [_PROBE])
-
-
-def output_at(
-  out: Path, ledger: Path | None = None
-) -> StagedOutput | BucketOutput:
-  """The output at a place on a disk or in a bucket.
-
-  Args:
-    out: the folder that is to be shown.
-    ledger: the file of the ledger that notes what is shown, so that a later
-      process goes on with what is staged; None if there is none.
-  """
-  if isinstance(out, Url):
-    return BucketOutput(out, ledger)
-  return StagedOutput(out, resumable=ledger is not None)
-
-
-def staging_of(path: Path, ledger: Path) -> Path:
-  """Where a run that was stopped has left what it wrote.
-
-  Args:
-    path: where its results are to be shown: a URL, or absolute.
-    ledger: the file of the ledger that notes them.
-  """
-  if isinstance(path, Url):
-    return work_folder_of(path, ledger) / "whole"
-  return work_folder_beside(path) / "whole"
 
 
 def work_folder_of(url: Url, ledger: Path) -> Path:

@@ -28,19 +28,33 @@ from typing import Any, Self
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import places
 from oneshot_dp.extract.files import disk_errors, sync, sync_tree
-from oneshot_dp.pipeline.ledger.bucket_output import output_at
+from oneshot_dp.pipeline.ledger.bucket_output import BucketOutput
 from oneshot_dp.pipeline.ledger.entries import (
   ChargeRequest,
   ReleasedHead,
   sha256,
 )
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.ledger.staged_output import DiskOutput, StagedOutput
 
 WEIGHTS_FILE = "head.safetensors"
 RECEIPT_FILE = "receipt.json"
 _MOST_WEIGHTS_BYTES = 1 << 34  # `train` refuses to make so many
 _LEDGER_BYTES_OF_CHARGE = 1 << 16
 """What a charge and its note take in the ledger at most, without keys."""
+
+
+def output_at(out: Path, ledger: Path | None = None) -> StagedOutput:
+  """The output at a place on a disk or in a bucket.
+
+  Args:
+    out: the folder that is to be shown.
+    ledger: the file of the ledger that notes what is shown, so that a later
+      process goes on with what is staged; None if there is none.
+  """
+  if isinstance(out, places.Url):
+    return BucketOutput(out, ledger)
+  return DiskOutput(out, resumable=ledger is not None)
 
 
 class _Stage(enum.Enum):

@@ -1,11 +1,13 @@
-"""An output that one process writes, and that is shown whole by one rename.
+"""An output that one process writes, and that is shown only when it is whole.
 
-The files are written into `.NAME.unfinished/whole` beside the place where they
-are to be seen. That folder belongs to its owner alone (mode 0700), and is
-locked while its process lives: a second process with the same output is
-refused, and a killed process leaves nothing in view.
+The files are written into a hidden folder first. That folder belongs to its
+owner alone (mode 0700), and is locked while its process lives: a second process
+with the same output is refused, and a killed process leaves nothing in view.
+On a disk the folder is `.NAME.unfinished/whole` beside the place where the
+output is to be seen, and one rename shows it.
 """
 
+import abc
 import contextlib
 import fcntl
 import os
@@ -19,37 +21,82 @@ from oneshot_dp.extract.files import disk_errors, sync, sync_tree
 from oneshot_dp.extract.storage import is_url
 
 
-class StagedOutput:
-  """A place on a disk, and the folder where what it shows is written first.
+class StagedOutput(abc.ABC):
+  """A place, and the hidden folder where what it shows is written first.
 
-      with StagedOutput(out) as output:
+      with output_at(out) as output:
         output.staging.mkdir()
         ...  # write into output.staging
         output.publish()
 
   What was staged and not published is removed when the block ends, or kept for
-  the next process with the same output if it is `resumable`.
+  the next process with the same output if it is resumable.
 
   Attributes:
-    path: the absolute place of the output, links resolved; known once locked.
-    staging: where it is written before; `publish` renames this to `path`.
-    is_half_shown: False, as a rename shows all or nothing.
+    path: the place of the output; known once locked.
+    staging: where it is written before; known once locked.
+    is_half_shown: whether some of what is staged was in view when it was
+      locked; a process that was killed has shown it.
   """
 
   path: Path
   staging: Path
-  is_half_shown = False
+  is_half_shown: bool = False
+
+  def __init__(self, *, resumable: bool):
+    """Begins unlocked; nothing is touched before `lock`.
+
+    Args:
+      resumable: whether what is staged is kept for the next process.
+    """
+    self._resumable = resumable
+    self._lock_handle: int | None = None
+
+  @abc.abstractmethod
+  def lock(self) -> None:
+    """Takes the place, or refuses."""
+
+  @abc.abstractmethod
+  def publish(self) -> None:
+    """Shows what was staged."""
+
+  def unlock(self) -> None:
+    """Gives the place back; what is staged is removed, or kept to resume."""
+    if self._lock_handle is None:
+      return
+    # With the lock still in hand: once it is given back, the folder may be
+    # another process's.
+    if not (self._resumable and self.staging.exists()):
+      shutil.rmtree(self.staging.parent, ignore_errors=True)
+    os.close(self._lock_handle)
+    self._lock_handle = None
+
+  def __enter__(self) -> Self:
+    self.lock()
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    self.unlock()
+
+
+class DiskOutput(StagedOutput):
+  """An output on a disk, shown by one rename: all of it or nothing."""
 
   def __init__(self, out: Path, *, resumable: bool = False):
     """Names the place; nothing is touched before `lock`.
 
     Args:
-      out: the place as the user names it; messages have it so.
+      out: the place as the user names it; messages have it so. `path` is
+        absolute, with links resolved.
       resumable: whether what is staged is kept for the next process.
     """
+    super().__init__(resumable=resumable)
     self._out = out
-    self._resumable = resumable
-    self._lock_handle: int | None = None
     self._new_parents: list[Path] = []
 
   def lock(self) -> None:
@@ -95,32 +142,15 @@ class StagedOutput:
       sync(self.path.parent)
 
   def unlock(self) -> None:
-    """Gives the place back; what is staged is removed, or kept to resume."""
+    """Gives the place back, and removes folders that were made for nothing."""
     if self._lock_handle is None:
       return
-    # With the lock still in hand: once it is given back, the folder may be
-    # another process's.
-    if not (self._resumable and self.staging.exists()):
-      shutil.rmtree(self.staging.parent, ignore_errors=True)
-    os.close(self._lock_handle)
-    self._lock_handle = None
+    super().unlock()
     # Folders that were made for this output go again, the innermost first, if
     # nothing came to lie in them.
     for folder in self._new_parents:
       with contextlib.suppress(OSError):
         folder.rmdir()
-
-  def __enter__(self) -> Self:
-    self.lock()
-    return self
-
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
-    self.unlock()
 
 
 def resolve_output(out: Path) -> Path:

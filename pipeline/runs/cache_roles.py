@@ -21,10 +21,13 @@ from typing import Literal, NamedTuple
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import (
   DISTINCT_IMAGE,
+  has_several_owners,
   unit_without_relation,
 )
 from oneshot_dp.extract.cache.keys import keys_of
 from oneshot_dp.extract.cache.read import FeatureCache
+from oneshot_dp.linear_dp.dataset import PrivateDataset
+from oneshot_dp.linear_dp.distributed.hosts import ALONE, Hosts
 from oneshot_dp.pipeline.ledger.entries import Keys, count_shared
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 
@@ -61,6 +64,27 @@ class CacheRole:
 
   def __str__(self) -> str:
     return f"{self.flag} {self.cache.name}"
+
+
+def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> PrivateDataset:
+  """Returns a cache's rows in the form that private sums read.
+
+  Args:
+    cache: a cache, or a part of one.
+    hosts: the hosts of the run; this one reads its own share of the rows.
+  """
+  info = cache.info
+  has_whole_units = info.has_units and not has_several_owners(info.unit)
+  shards = hosts.own_shards(info.num_shards, has_whole_units)
+  return PrivateDataset(
+    blocks=lambda: cache.blocks(shards),
+    n=cache.n,
+    feature_dim=info.feature_dim,
+    num_classes=info.num_classes,
+    unit=info.unit,
+    hosts=hosts,
+    name=cache.name,
+  )
 
 
 def check_roles(

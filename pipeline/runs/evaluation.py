@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import has_several_owners
 from oneshot_dp.configs.parts import Part
-from oneshot_dp.extract.cache.read import FeatureCache, open_cache
+from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.accounting import (
   format_rounded_up,
   mu_squared_from_epsilon,
 )
-from oneshot_dp.linear_dp.dataset import PrivateDataset
 from oneshot_dp.linear_dp.distributed.hosts import ALONE, Hosts
 from oneshot_dp.linear_dp.evaluate import (
   Accuracy,
@@ -35,6 +34,7 @@ from oneshot_dp.pipeline.runs.cache_roles import (
   CacheRole,
   check_roles,
   check_same_kind,
+  data_of,
 )
 
 
@@ -54,27 +54,6 @@ class Scores(NamedTuple):
 
   accuracies: Sequence[Accuracy]
   facts: dict[str, Any]
-
-
-def data_of(cache: FeatureCache, hosts: Hosts = ALONE) -> PrivateDataset:
-  """Returns a cache's rows in the form that private sums read.
-
-  Args:
-    cache: a cache, or a part of one.
-    hosts: the hosts of the run; this one reads its own share of the rows.
-  """
-  info = cache.info
-  has_whole_units = info.has_units and not has_several_owners(info.unit)
-  shards = hosts.own_shards(info.num_shards, has_whole_units)
-  return PrivateDataset(
-    blocks=lambda: cache.blocks(shards),
-    n=cache.n,
-    feature_dim=info.feature_dim,
-    num_classes=info.num_classes,
-    unit=info.unit,
-    hosts=hosts,
-    name=cache.name,
-  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -30,12 +30,12 @@ from oneshot_dp.pipeline.ledger.entries import ChargeRequest
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.public_start import read_start
 from oneshot_dp.pipeline.requests import TrainRequest
-from oneshot_dp.pipeline.runs.cache_roles import CacheRole, check_roles
-from oneshot_dp.pipeline.runs.evaluation import (
-  EvalRows,
+from oneshot_dp.pipeline.runs.cache_roles import (
+  CacheRole,
+  check_roles,
   data_of,
-  open_eval_rows,
 )
+from oneshot_dp.pipeline.runs.evaluation import EvalRows, open_eval_rows
 from oneshot_dp.pipeline.runs.price import (
   Job,
   charge_requests,

@@ -28,7 +28,7 @@ from oneshot_dp.linear_dp.dataset import PrivateDataset
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
-from oneshot_dp.pipeline.runs.evaluation import data_of
+from oneshot_dp.pipeline.runs.cache_roles import data_of
 
 _POOL_ROWS = 8192
 _REPEATS = 5

@@ -283,7 +283,7 @@ def write_few_rows(folder):
 
 
 @pytest.mark.parametrize(
-  "step", ["runs.run.train_heads", "ledger.staged_output.StagedOutput.publish"]
+  "step", ["runs.run.train_heads", "ledger.staged_output.DiskOutput.publish"]
 )
 def test_a_dry_run_says_that_what_was_charged_and_stopped_goes_on_for_nothing(
   place, capsys, monkeypatch, train_cache, step

@@ -12,7 +12,7 @@ from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.pipeline.audit import bounds
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.runs.evaluation import data_of
+from oneshot_dp.pipeline.runs.cache_roles import data_of
 from tests.pipeline.command_line import fails, succeeds
 from tests.sample_caches import write_clusters
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oneshot_dp.linear_dp.memory import memory_needed
 from oneshot_dp.pipeline.heads.head_folder import read_head
+from oneshot_dp.pipeline.runs.resources import memory_needed
 from tests.pipeline.command_line import fails, start, succeeds
 from tests.sample_caches import write_rows
 

@@ -24,7 +24,7 @@ from oneshot_dp.pipeline.audit.runs import (
   audit_synthetic,
   bounds_among_real_rows,
 )
-from oneshot_dp.pipeline.runs.evaluation import data_of
+from oneshot_dp.pipeline.runs.cache_roles import data_of
 
 pytestmark = pytest.mark.long
 

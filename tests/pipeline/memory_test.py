@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from oneshot_dp.linear_dp.memory import memory_needed
+from oneshot_dp.pipeline.runs.resources import memory_needed
 
 GIB = 2.0**30
 
