@@ -31,7 +31,7 @@ from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.private_head import PrivateHead
 from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead
-from oneshot_dp.pipeline.heads.model_card import render_card
+from oneshot_dp.pipeline.heads.model_card import is_edited, render_card
 from oneshot_dp.pipeline.heads.receipt import (
   NOT_PRIVATE,
   UNIT_NORM,
@@ -61,12 +61,15 @@ class SavedHead:
     trained: the head as `train` made it; its ε is that of all its releases.
     receipt: "format", "stated" and "follows", as JSON has them; checked.
     receipt_sha256: of the file's bytes.
+    has_edited_card: whether the card is not as `train` wrote it. It says the
+      guarantee to people, and nothing is read from it.
   """
 
   path: Path
   trained: TrainedHead
   receipt: dict[str, Any]
   receipt_sha256: str
+  has_edited_card: bool = False
 
   @property
   def stated(self) -> dict[str, Any]:
@@ -152,11 +155,7 @@ def read_head(path: str | os.PathLike) -> SavedHead:
   stated = receipt["stated"]
   weights = _read_weights(folder, stated)
   state = _read_releases(folder, stated)
-  # The card says the guarantee to people, so it may not differ from the
-  # receipt. It is a function of it, and is made again to compare.
   card = places.read(folder / CARD_FILE, _MOST_RECEIPT_BYTES)
-  if card != render_card(receipt).encode():
-    raise _damaged(folder / CARD_FILE, "it belongs to another receipt")
   # Numbers are those that were derived again and compared, not those that
   # somebody wrote.
   follows = receipt["follows"]
@@ -177,6 +176,7 @@ def read_head(path: str | os.PathLike) -> SavedHead:
     trained=trained,
     receipt=receipt,
     receipt_sha256=receipt_sha256,
+    has_edited_card=is_edited(card, folder / CARD_FILE, receipt),
   )
 
 

@@ -1,7 +1,7 @@
 """The model card of a head, and how all templates of this package are filled.
 
 A card is made of a checked receipt and nothing else, so that it is as public as
-the receipt, and can be compared with what it should be.
+the receipt. Its owner may edit it, all but the line that names the receipt.
 """
 
 import math
@@ -11,6 +11,8 @@ from typing import Any
 
 import jinja2
 
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.format import sha256_of
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
@@ -66,8 +68,57 @@ def render_card(
     NOT_PRIVATE=NOT_PRIVATE,
     is_head_folder=is_head_folder,
     most=f"{percent:g}",
-    digest=sha256_of(receipt),
+    size=describe_size(receipt["stated"]),
+    digest_line=digest_line(receipt),
   )
+
+
+def digest_line(receipt: Mapping[str, Any]) -> str:
+  """Returns the line of a card that names its receipt.
+
+  Args:
+    receipt: the parsed receipt; white space in its file does not matter.
+  """
+  digest = sha256_of(receipt)
+  return f"This page is about the receipt with the digest {digest}."
+
+
+def is_edited(card: bytes, path: Path, receipt: Mapping[str, Any]) -> bool:
+  """Returns whether a card is not as `render_card` writes it.
+
+  Args:
+    card: the content of its file.
+    path: its file, for messages.
+    receipt: the checked receipt beside it.
+
+  Raises:
+    InputError: it does not name this receipt, by the digest in its last line.
+  """
+  # Whoever publishes a head adds a contact and a license, so the text may
+  # change. The digest must stay: an edited receipt, or the card of another
+  # head, does not go unnoticed.
+  if digest_line(receipt).encode() not in card:
+    raise InputError(
+      f"{path} is damaged: it does not name the receipt beside it; put back"
+      " both files as train wrote them, or, if only the page was edited, its"
+      f" last line: {digest_line(receipt)}"
+    )
+  return card != render_card(receipt).encode()
+
+
+def describe_size(stated: Mapping[str, Any]) -> str:
+  """Says how many examples a head was trained on.
+
+  Of a part only the mean number is public, so that it says "about".
+
+  Args:
+    stated: what a checked receipt states.
+  """
+  number = f"{stated['num_examples']:,} examples"
+  part = Part.parse(stated["rows"])
+  if part.is_whole:
+    return number
+  return f"about {number}, {part.last - part.first} % of the data set"
 
 
 def right_guesses(epsilon: float, delta: float) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract import places
 from oneshot_dp.extract.cache.read import FeatureCache
+from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.pipeline.heads.head_folder import SavedHead, read_head
 from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
 from oneshot_dp.pipeline.ledger.delivery import WEIGHTS_FILE
@@ -219,10 +220,23 @@ def _ledger_finding(
   return f"NOT VERIFIED by {ledger.path}: {difference}; {_FILES_CANNOT_TELL}"
 
 
+def _guarantee_of(saved: SavedHead) -> str:
+  if not saved.trained.private:
+    return NOT_PRIVATE
+  epsilon = format_rounded_up(saved.receipt["follows"]["epsilon"])
+  delta = format_rounded_up(saved.stated["delta"])
+  return f"epsilon {epsilon} at delta {delta}"
+
+
 def _receipt_findings(saved: SavedHead) -> list[str]:
   findings = ["the files agree: all numbers follow from the stated noise"]
   if not saved.trained.private:
     findings.append(f"this head is {NOT_PRIVATE}")
+  if saved.has_edited_card:
+    findings.append(
+      "note: README.md is not as it was written after training; what counts"
+      f" is the receipt, which states {_guarantee_of(saved)}"
+    )
   if saved.stated["charge"] is None:
     findings.append(
       "no ledger was charged for it: nobody counts what else was released"

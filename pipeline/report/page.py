@@ -19,6 +19,7 @@ from oneshot_dp.extract import places
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.pipeline.heads.head_folder import refuse_exposed
 from oneshot_dp.pipeline.heads.model_card import (
+  describe_size,
   right_guesses,
   template_environment,
 )
@@ -168,6 +169,7 @@ def _template_values(run: Run) -> dict[str, Any]:
   values = {
     **receipt,
     "NOT_PRIVATE": NOT_PRIVATE,
+    "size": describe_size(receipt["stated"]),
     "row": chosen[0],
     "draws": len(chosen),
     "seeded": not all(row.private for row in private_rows),

@@ -21,7 +21,7 @@ from oneshot_dp.extract import places
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline.heads.head_folder import read_head
+from oneshot_dp.pipeline.heads.head_folder import CARD_FILE, read_head
 from oneshot_dp.pipeline.ledger.bucket_output import is_half_put
 from oneshot_dp.pipeline.ledger.delivery import (
   RECEIPT_FILE,
@@ -165,12 +165,19 @@ def _check_kept_heads(folder: Path) -> None:
   """
   for weights_file in sorted(folder.rglob(WEIGHTS_FILE)):
     try:
-      read_head(weights_file.parent)
+      saved = read_head(weights_file.parent)
     except InputError as error:
-      raise InputError(
-        f"{error} It was kept of a run that was stopped: put it back. Once"
-        f" {folder} is removed, the same command is charged anew."
-      ) from error
+      raise _damaged_after_stop(folder, str(error)) from error
+    if saved.has_edited_card:
+      card = weights_file.parent / CARD_FILE
+      raise _damaged_after_stop(folder, f"{card} is not as it was written.")
+
+
+def _damaged_after_stop(folder: Path, fault: str) -> InputError:
+  return InputError(
+    f"{fault} It was kept from a run that was stopped: put it back. Once"
+    f" {folder} is removed, the same command is charged anew."
+  )
 
 
 def _write_and_show(

@@ -140,11 +140,15 @@ class TestDamage:
   @pytest.mark.parametrize("name", FILES)
   def test_no_damage_of_a_file_is_passed_over(self, folder, name):
     whole = (folder / name).read_bytes()
+    digest_line = (folder / "README.md").read_bytes().splitlines()[-1]
     for data in damaged_copies(whole, 60):
       (folder / name).write_bytes(data)
       with contextlib.suppress(ValueError):
         if name == "receipt.json" and json.loads(data) == json.loads(whole):
           continue
+      if name == "README.md" and digest_line in data:
+        assert read_head(folder).has_edited_card  # which `verify` says
+        continue
       with pytest.raises(InputError) as refused:
         read_head(folder)
       assert "\n" not in str(refused.value)

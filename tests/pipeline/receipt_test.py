@@ -339,6 +339,20 @@ class TestCard:
     assert "What is not protected" in text
     assert "load_head" in text
 
+  @pytest.mark.parametrize(
+    ("part", "size"),
+    [
+      (Part(), ", 300 examples |"),
+      (Part(0, 80), ", about 240 examples, 80 % of the data set |"),
+    ],
+  )
+  def test_of_a_part_it_says_about_how_many_examples(
+    self, tmp_path, part, size
+  ):
+    write_head(tmp_path / "head", trained_head(), sample_info(), part)
+
+    assert size in (tmp_path / "head" / "README.md").read_text()
+
   def test_names_do_not_make_markdown(self, tmp_path):
     info = sample_info(dataset="a|b `c` <script> [x](y) *z*", split="#1")
     write_head(tmp_path / "head", trained_head(), info)

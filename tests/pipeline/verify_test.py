@@ -11,7 +11,7 @@ from oneshot_dp.extract import places
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from oneshot_dp.pipeline.cli import main
-from oneshot_dp.pipeline.heads.head_folder import write_head
+from oneshot_dp.pipeline.heads.head_folder import read_head, write_head
 from oneshot_dp.pipeline.heads.verify import (
   LedgerStatus,
   earlier_head,
@@ -340,3 +340,41 @@ class TestRun:
 
     assert status != 0
     assert "README.md is damaged" in err
+
+
+class TestEditedCard:
+  """An owner adds a contact and a license; the receipt stays what counts."""
+
+  @pytest.fixture
+  def head(self, ledger, tmp_path):
+    head = deliver_head(ledger, tmp_path / "head")
+    card = (head / "README.md").read_text()
+    card = card.replace("epsilon = 2**", "epsilon = 0.1**")
+    (head / "README.md").write_text(f"---\nlicense: mit\n---\n{card}Call me.\n")
+    return head
+
+  def test_it_is_noted_with_what_the_receipt_states(self, head, capsys):
+    status, out, _ = run_verify(capsys, head)
+
+    assert status == 0
+    assert "note: README.md is not as it was written after training" in out
+    assert "the receipt, which states epsilon 2 at delta 1e-05" in out
+
+  def test_the_head_is_read(self, head):
+    assert read_head(head).has_edited_card
+
+  def test_a_card_as_it_was_written_is_not_noted(
+    self, ledger, tmp_path, capsys
+  ):
+    head = deliver_head(ledger, tmp_path / "another")
+
+    _, out, _ = run_verify(capsys, head)
+
+    assert "README.md" not in out
+
+  def test_the_card_of_another_head_is_refused(self, head, tmp_path):
+    write_head(tmp_path / "other", trained_head(0.5), sample_info())
+    shutil.copy(tmp_path / "other" / "README.md", head / "README.md")
+
+    with pytest.raises(InputError, match="its last line: This page is about"):
+      read_head(head)
