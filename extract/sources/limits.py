@@ -6,14 +6,7 @@ thousand rows refer to; memory that runs out ends the whole machine, and not
 only one job.
 """
 
-import collections
-import threading
-from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
-
 from oneshot_dp.configs.errors import InputError
-
-_T = TypeVar("_T")
 
 MAX_ROWS = 1 << 23
 """Rows of one file: each takes about 100 bytes while the file is listed."""
@@ -79,50 +72,3 @@ def check_unfolding(
       f"{path!r}: {what} unfolds from {stored:,} bytes to {size:,}, more than"
       f" {_MOST_UNFOLDING:,} times as many: write the file anew without it."
     )
-
-
-class ByteCache(Generic[_T]):
-  """What threads read last, as long as it fits in so many bytes.
-
-  One value is kept in any case, as the threads of a job read side by side.
-  """
-
-  def __init__(self, max_bytes: int, size_of: Callable[[_T], int]):
-    self._max_bytes = max_bytes
-    self._size_of = size_of
-    self._lock = threading.Lock()
-    self._values: collections.OrderedDict[Hashable, _T] = (
-      collections.OrderedDict()
-    )
-    self._bytes = 0
-
-  def get(self, key: Hashable, read: Callable[[], _T]) -> _T:
-    """The value of a key, which one thread reads while the others wait.
-
-    Args:
-      key: what is asked for, such as a file and the name of an array in it.
-      read: makes the value; not called while the value is kept. An error of it
-        is raised here, and nothing is kept.
-    """
-    # The lock is held while a value is read: threads that want the same one at
-    # the same time would else hold it in memory once each.
-    with self._lock:
-      if key not in self._values:
-        value = read()
-        self._values[key] = value
-        self._bytes += self._size_of(value)
-        self._remove_oldest()
-      self._values.move_to_end(key)
-      return self._values[key]
-
-  def clear(self) -> None:
-    """Forgets all values."""
-    with self._lock:
-      self._values.clear()
-      self._bytes = 0
-
-  def _remove_oldest(self) -> None:
-    # The newest stays even if it alone is too large: somebody waits for it.
-    while self._bytes > self._max_bytes and len(self._values) > 1:
-      _, oldest = self._values.popitem(last=False)
-      self._bytes -= self._size_of(oldest)

@@ -19,11 +19,11 @@ from oneshot_dp.extract.sources.labels import MissingFlagError
 from oneshot_dp.extract.sources.limits import (
   MAX_ARRAY_BYTES,
   MAX_COLUMN_BYTES,
-  ByteCache,
   check_bytes,
   check_rows,
 )
 from oneshot_dp.extract.sources.listed_files import File, format_names
+from oneshot_dp.extract.threads import ByteCache
 
 _NPZ = "npz of plain arrays"
 _HEADER_BYTES = 1 << 16
