@@ -31,7 +31,6 @@ imported when first used: `import oneshot_dp` does not wait for JAX or Beam.
 
 # ruff: noqa: F401
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -83,7 +82,9 @@ _HOMES["DPLinearClassifier"] = "linear_dp.classifier"
 
 def __getattr__(name: str) -> Any:
   if name == "__version__":
-    return importlib.metadata.version("oneshot-dp")
+    from importlib import metadata  # it imports the whole of `email`
+
+    return metadata.version("oneshot-dp")
   if name not in _HOMES:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
   module = importlib.import_module(f"oneshot_dp.{_HOMES[name]}")

@@ -13,6 +13,9 @@ from typing import Any
 
 from oneshot_dp.configs.errors import InputError, RunError
 
+PROGRAM = "oneshot-dp"
+"""The name of the command, as it is typed."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:

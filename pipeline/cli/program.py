@@ -9,7 +9,6 @@ import contextlib
 import difflib
 import functools
 import importlib
-import importlib.metadata
 import io
 import logging
 import os
@@ -23,15 +22,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
-from oneshot_dp.pipeline import Answer
+from oneshot_dp.pipeline import PROGRAM, Answer
 from oneshot_dp.pipeline.cli import interrupts
 from oneshot_dp.pipeline.cli.interrupts import Interrupts
-from oneshot_dp.pipeline.cli.usage import (
-  PROGRAM,
-  command_help,
-  command_parser,
-  read_flags,
-)
 
 COMMANDS = {
   "extract": "embed images once with a frozen public backbone",
@@ -128,7 +121,9 @@ def _answer(argv: list[str], stop: Interrupts) -> tuple[str, Answer | None]:
       return _help_of(words[0]), None
     return _program_help(), None
   if name == "--version":
-    return f"{PROGRAM} {importlib.metadata.version(PROGRAM)}", None
+    from importlib import metadata  # it imports the whole of `email`
+
+    return f"{PROGRAM} {metadata.version(PROGRAM)}", None
   option, _, value = name.partition("=")
   if option in _COMPLETION_WORDS:
     shell = value or " ".join(words)
@@ -138,6 +133,9 @@ def _answer(argv: list[str], stop: Interrupts) -> tuple[str, Answer | None]:
   before_dashes = words[: words.index("--")] if "--" in words else words
   if {"-h", "--help"} & set(before_dashes):
     return _help_of(name), None
+  # Here, since --help and --version do without flags and argparse.
+  from oneshot_dp.pipeline.cli.usage import read_flags
+
   flags, as_json = read_flags(name, command.Flags, words)
   _check_jax_environment()
   stop.stop_seconds = flags.STOP_SECONDS
@@ -192,6 +190,8 @@ Completion for your shell: {PROGRAM} --print-completion bash|zsh|fish"""
 
 
 def _help_of(name: str) -> str:
+  from oneshot_dp.pipeline.cli.usage import command_help  # as in `_answer`
+
   return command_help(name, load_command(name).Flags)
 
 
@@ -200,6 +200,8 @@ def _completion(shell: str) -> str:
   import argparse
 
   import shtab
+
+  from oneshot_dp.pipeline.cli.usage import command_parser
 
   if shell not in shtab.SUPPORTED_SHELLS:
     shells = ", ".join(shtab.SUPPORTED_SHELLS)

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.pipeline import PROGRAM
 from oneshot_dp.pipeline.commands import FLAG, CommandFlags, Flag
 
 F = TypeVar("F", bound=CommandFlags)
-PROGRAM = "oneshot-dp"
 _JSON = Flag(help="Print the answer as one JSON object.")
 _NO_DEFAULT_SHOWN = (None, False, "", ())
 
