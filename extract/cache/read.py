@@ -26,7 +26,6 @@ from oneshot_dp.extract.cache.shard_file import (
   StoredShard,
   read_shard,
 )
-from oneshot_dp.extract.image_files import IMAGE_SUFFIXES
 from oneshot_dp.extract.threads import prefetch_map
 
 _SHARDS_AHEAD = 4
@@ -200,6 +199,9 @@ def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
 
 def _not_a_cache(store: storage.Store) -> InputError:
   """An error that says what is there instead of a finished cache."""
+  # Here, since whoever trains needs no readers of images.
+  from oneshot_dp.extract.image_files import IMAGE_SUFFIXES
+
   place = store.display_path()
   names = storage.list_files(store)
   if not names:

@@ -12,8 +12,8 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.image_files import IMAGE_SUFFIXES, reading_advice
-from oneshot_dp.extract.sources import listed_files, npz, parquet, tar
-from oneshot_dp.extract.sources.file_format import FileRows, Format
+from oneshot_dp.extract.sources import listed_files, npz, tar
+from oneshot_dp.extract.sources.file_format import FileRows, Format, ImageData
 from oneshot_dp.extract.sources.listed_files import File, format_names
 
 
@@ -27,6 +27,21 @@ def _image_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
 def _read_file(file: File, column: str, start: int, size: int) -> bytes:
   """An image that is a file, or a part of one."""
   return listed_files.read(file, start, size)
+
+
+# Importing Arrow takes a third of a second: only Parquet files wait for it.
+def _parquet_rows(
+  config: SourceConfig, file: File, *, labeled: bool
+) -> FileRows:
+  from oneshot_dp.extract.sources import parquet
+
+  return parquet.parquet_rows(config, file, labeled=labeled)
+
+
+def _read_cell(file: File, column: str, group: int, row: int) -> ImageData:
+  from oneshot_dp.extract.sources import parquet
+
+  return parquet.read_cell(file, column, group, row)
 
 
 _IMAGE = Format(
@@ -64,8 +79,8 @@ FORMATS = (
   Format(
     name="Parquet file",
     suffixes=(".parquet",),
-    list_rows=parquet.parquet_rows,
-    read_image=parquet.read_cell,
+    list_rows=_parquet_rows,
+    read_image=_read_cell,
   ),
   Format(
     name="tar",
