@@ -84,7 +84,7 @@ class FeatureCache:
     """Streams rows: each row of the part once, in the order of the shards.
 
     *Formal guarantees*: rows of a shard come only after its bytes were found to
-    have the SHA-256 that the metadata state.
+    have the SHA-256 that the metadata state; they are as many as these state.
 
     Args:
       shards: numbers of the shards to read; None is all of them.
@@ -126,6 +126,10 @@ class FeatureCache:
       raise InputError(f"{place} does not exist; {advice}.") from e
     except ValueError as e:
       raise InputError(f"{place} is damaged ({e}); {advice}.") from e
+    if stored.shard.rows != shard.rows:
+      raise InputError(
+        f"{place} holds another number of rows than {INFO_FILE} says; {advice}."
+      )
     # Records are small, so that TFDS and Grain read them well; blocks are
     # larger, as what follows wants them.
     num_rows = min(_MERGED_ROWS, _MERGED_VALUES // self.info.feature_dim)

@@ -6,6 +6,7 @@ import hashlib
 import numpy as np
 import pytest
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE
 from oneshot_dp.extract.cache import shard_file
 from oneshot_dp.extract.cache.format import INFO_FILE
@@ -134,6 +135,16 @@ def write_records(out, records, options="group_size:1") -> None:
 def finds(out, text) -> bool:
   """Whether a problem is found that says this."""
   return any(text in problem for problem in check_cache(out))
+
+
+def test_rows_of_a_shard_are_read_only_where_they_are_as_many_as_stated(
+  out, rows
+):
+  forge(out, rows)
+  state(out, rows=2**70)
+
+  with pytest.raises(InputError, match="another number of rows"):
+    next(open_cache(out).blocks())
 
 
 def test_check_cache_finds_nothing_wrong_with_a_sound_cache(out, rows):
