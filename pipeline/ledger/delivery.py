@@ -28,7 +28,7 @@ from typing import Any, Self
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import places
 from oneshot_dp.extract.files import disk_errors, sync, sync_tree
-from oneshot_dp.pipeline.ledger.bucket_output import BucketOutput
+from oneshot_dp.pipeline.ledger.bucket_output import BucketOutput, is_half_put
 from oneshot_dp.pipeline.ledger.entries import (
   ChargeRequest,
   ReleasedHead,
@@ -295,6 +295,56 @@ def _ledger_bytes(requests: Sequence[ChargeRequest]) -> int:
     for keys in request.keys.values():
       num_bytes += 2 * keys.nbytes
   return num_bytes
+
+
+def is_delivered(
+  out: Path, ledger: Ledger, identity: Mapping[str, Any], last_file: str
+) -> bool:
+  """Whether this very run was charged before, and its results are in place.
+
+  The ledger must know all heads that are at the place of the results, and the
+  charges of these must be of a run with the same identity.
+
+  Args:
+    out: the folder of the results; on a disk, or a URL.
+    ledger: what was charged.
+    identity: everything that makes it this run and no other; JSON, PRIVATE.
+    last_file: the file that is put last into a bucket.
+
+  Raises:
+    RunError: the store does not answer.
+  """
+  if not _is_in_place(out, ledger, last_file):
+    return False
+  # By bytes, not by names: the ledger knows the SHA-256 of the weights that it
+  # released, so heads that were exchanged or edited are another run's.
+  found = find_heads(out)
+  noted = ledger.heads()
+  if not found or not found.items() <= noted.items():
+    return False
+  paid_by = {head.charge for head in found.values()}
+  wanted = json.loads(json.dumps(identity))
+  charges = {}
+  for entry in ledger.entries():
+    if entry.id in paid_by:
+      charges[entry.id] = entry
+  if charges.keys() != paid_by:
+    return False
+  for charge in charges.values():
+    for name, value in wanted.items():
+      if charge.identity.get(name) != value:
+        return False
+  return True
+
+
+def _is_in_place(out: Path, ledger: Ledger, last_file: str) -> bool:
+  """Whether something whole is at the place of the results."""
+  if not isinstance(out, places.Url):
+    return out.is_dir()
+  # Of a run that was killed the delivery puts the rest, or finds none.
+  if is_half_put(out, ledger.path):
+    return False
+  return places.exists(out / last_file)
 
 
 def find_heads(folder: Path) -> dict[str, ReleasedHead]:

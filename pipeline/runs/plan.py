@@ -26,6 +26,7 @@ from oneshot_dp.linear_dp.rows import Rows
 from oneshot_dp.linear_dp.train import check_plan, cost
 from oneshot_dp.pipeline.heads.head_folder import SavedHead, refuse_exposed
 from oneshot_dp.pipeline.heads.verify import earlier_head
+from oneshot_dp.pipeline.ledger.delivery import RECEIPT_FILE, is_delivered
 from oneshot_dp.pipeline.ledger.entries import ChargeRequest
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.public_start import read_start
@@ -72,6 +73,8 @@ class Plan:
     room: bytes of the disk that the run needs at most.
     notes: what a person is to know about rows that are shared or unusual.
     identity: everything that makes it this run and no other: PRIVATE.
+    is_finished: whether this very run was charged before, and its results are
+      in place, so that nothing is left to do.
   """
 
   request: TrainRequest
@@ -90,6 +93,7 @@ class Plan:
   room: int
   notes: Sequence[str]
   identity: Mapping[str, Any]
+  is_finished: bool
 
   @property
   def parent_charge_id(self) -> str | None:
@@ -139,22 +143,24 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
   check_memory_of_heads(request, train, unlabeled)
   check_object_size(request, train.cache.info)
 
-  # Every training row is read once and checked; then all caches are compared
-  # with one another and with the ledger, by content.
+  # Every training row is read once and checked.
   rows = _read_rows(request, train, hosts)
-  allow_duplicates = False
-  if request.eval_set is not None:
-    allow_duplicates = request.eval_set.allow_duplicates
-  notes = check_roles(roles, ledger, allow_duplicates=allow_duplicates)
-  row_notes = {head_rows.note for head_rows in rows.values()}
-  notes += sorted(row_notes - {""})
-
-  requests = charge_requests(train, jobs, eval_rows)
+  row_notes = {head_rows.note for head_rows in rows.values()} - {""}
   settings = _settings(request, source, options, parent, roles)
   # A run is known again by its settings and by these digests, which are private
   # and stay in the ledger: a cache that was made anew with other rows is
   # another run.
   digests = [role.cache.private_digest for role in roles]
+  identity = {**settings, "private_digests": digests}
+  # All caches are compared with one another and with the ledger, by content. A
+  # finished run scores nothing any more, and its test rows may have become
+  # private since.
+  notes = []
+  is_finished = hosts.count == 1 and _is_finished(request, ledger, identity)
+  if not is_finished:
+    notes = _check_roles(request, roles, ledger)
+
+  requests = charge_requests(train, jobs, eval_rows)
   return Plan(
     request=request,
     ledger=ledger,
@@ -172,8 +178,9 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
     ),
     charge_requests=requests,
     room=disk_room(request, train.cache.info, jobs),
-    notes=notes,
-    identity={**settings, "private_digests": digests},
+    notes=[*notes, *sorted(row_notes)],
+    identity=identity,
+    is_finished=is_finished,
   )
 
 
@@ -300,6 +307,23 @@ def _choose_options(
       parent_head=None if parent is None else parent.trained,
     )
   return options
+
+
+def _is_finished(
+  request: TrainRequest, ledger: Ledger, identity: Mapping[str, Any]
+) -> bool:
+  last_file = RECEIPT_FILE if request.eval_set is None else "results.json"
+  return is_delivered(request.out, ledger, identity, last_file)
+
+
+def _check_roles(
+  request: TrainRequest, roles: Sequence[CacheRole], ledger: Ledger
+) -> list[str]:
+  """Refuses rows that are both private and public; returns notes."""
+  allow_duplicates = False
+  if request.eval_set is not None:
+    allow_duplicates = request.eval_set.allow_duplicates
+  return check_roles(roles, ledger, allow_duplicates=allow_duplicates)
 
 
 def _read_rows(

@@ -9,7 +9,6 @@ one rename, or put into a bucket after the ledger's note. What is written holds
 no time, and no number of private rows.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,17 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract import places
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.heads.head_folder import CARD_FILE, read_head
-from oneshot_dp.pipeline.ledger.bucket_output import is_half_put
 from oneshot_dp.pipeline.ledger.delivery import (
-  RECEIPT_FILE,
   WEIGHTS_FILE,
   Delivery,
-  find_heads,
 )
 from oneshot_dp.pipeline.requests import TrainRequest
 from oneshot_dp.pipeline.runs.evaluation import EvalRows, Scores
@@ -66,7 +61,7 @@ def run_request(request: TrainRequest) -> Answer:
     hosts.agree("request or cache", repr(plan.identity))
     # The same command again, after it succeeded: it neither fails nor pays
     # twice.
-    if hosts.count == 1 and _is_finished(plan):
+    if plan.is_finished:
       text = f"{request.out} is finished already: nothing to do"
       return Answer(text=text, facts={"out": request.out})
     delivery = Delivery(
@@ -83,48 +78,6 @@ def run_request(request: TrainRequest) -> Answer:
         return _run_on_first_host(plan, hosts, delivery)
       _run_on_other_host(plan, hosts)
       return Answer(text="", facts={"host": hosts.index})
-
-
-def _is_finished(plan: Plan) -> bool:
-  """Returns whether this very run was charged, and its results are in place.
-
-  The ledger must know all heads that are at the place of the results, and the
-  charges of these must be of a run with the same identity.
-  """
-  out = plan.request.out
-  if not _is_in_place(out, plan):
-    return False
-  # By bytes, not by names: the ledger knows the SHA-256 of the weights that it
-  # released, so heads that were exchanged or edited are another run's.
-  found = find_heads(out)
-  noted = plan.ledger.heads()
-  if not found or not found.items() <= noted.items():
-    return False
-  paid_by = {head.charge for head in found.values()}
-  wanted = json.loads(json.dumps(plan.identity))
-  charges = {}
-  for entry in plan.ledger.entries():
-    if entry.id in paid_by:
-      charges[entry.id] = entry
-  if charges.keys() != paid_by:
-    return False
-  for charge in charges.values():
-    for name, value in wanted.items():
-      if charge.identity.get(name) != value:
-        return False
-  return True
-
-
-def _is_in_place(out: Path, plan: Plan) -> bool:
-  """Whether something whole is at the place of the results."""
-  if not isinstance(out, places.Url):
-    return out.is_dir()
-  # Of a run that was killed the delivery puts the rest, or finds none.
-  if is_half_put(out, plan.ledger.path):
-    return False
-  # What is put last: of a run, results.json comes after all receipts.
-  last = RECEIPT_FILE if plan.eval_rows is None else "results.json"
-  return places.exists(out / last)
 
 
 def _run_on_first_host(plan: Plan, hosts: Hosts, delivery: Delivery) -> Answer:

@@ -181,6 +181,20 @@ class TestTypedAgain:
     assert out == "h is finished already: nothing to do\n"
     assert ledger.path.read_bytes() == before
 
+  def test_a_finished_sweep_whose_test_set_is_private_now_has_nothing_to_do(
+    self, capsys, place, eval_cache
+  ):
+    words = place("SWEEP --epsilons 1 --head lamb --out s")
+    succeeds(capsys, *words)
+    cap = ["--max-epsilon", 2, "--max-delta", 1e-5]
+    succeeds(capsys, "budget", "--cache", eval_cache.path, *cap)
+
+    out, _ = succeeds(capsys, *words)
+
+    assert out == "s is finished already: nothing to do\n"
+    refusal = fails(capsys, *words, "--out", "another")
+    assert "the test set overlaps the private rows" in refusal
+
   def test_another_run_into_its_place_is_refused(self, capsys, place):
     words = place("TRAIN --epsilon 1 --head lamb --out h")
     succeeds(capsys, *words)
