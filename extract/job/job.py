@@ -90,9 +90,10 @@ def run_extraction(
   # The listing belongs to the job: a photograph that was added or exchanged
   # makes it another one, which does not resume this one's shards.
   extra_identity = listing_digest(source)
-  # With `skip` it decides which images are rows, and so which are in the shards
-  # that are there; without, images of too many pixels end the job.
-  if config.on_decode_error == "skip" and config.max_pixels != MAX_PIXELS:
+  # So does the limit, whatever becomes of images beyond it: a job that read
+  # large ones, and went on by skipping them under a lower limit, would have
+  # those of the shards that were there.
+  if config.max_pixels != MAX_PIXELS:
     extra_identity += f", max_pixels {config.max_pixels}"
   cache_job = CacheJob(info=info, extra_identity=extra_identity)
   if not start_or_resume(out, cache_job):

@@ -7,15 +7,22 @@ that is prepared, by its folder.
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from array_record.python import array_record_module
 from jaxtyping import Int32
 
-from oneshot_dp.configs.errors import InputError, RunError, one_line
+from oneshot_dp.configs.errors import (
+  InputError,
+  RunError,
+  check_num_classes,
+  one_line,
+)
 from oneshot_dp.configs.extract_config import (
   EXAMPLE,
   SourceConfig,
@@ -23,7 +30,7 @@ from oneshot_dp.configs.extract_config import (
 )
 from oneshot_dp.extract.files import open_regular
 from oneshot_dp.extract.sources.labels import class_names, resolve_choice
-from oneshot_dp.extract.sources.listed_files import File
+from oneshot_dp.extract.sources.listed_files import File, readable_as
 from oneshot_dp.extract.sources.source import Example, Source
 
 _MAX_METADATA_BYTES = 1 << 20
@@ -128,11 +135,15 @@ def open_tfds(config: SourceConfig) -> Tfds:
   full_name = builder.info.full_name
   sizes: dict[str, int] = {}
   for name, info in builder.info.splits.items():
-    if info.num_examples:
+    if info.num_examples > 0:
       sizes[name] = info.num_examples
   split = resolve_choice(
     f"tfds:{full_name}", "--split", config.split, sorted(sizes)
   )
+  # Names that are stated nowhere are made of numbers when they are asked for.
+  check_num_classes(features[label].num_classes, repr(place))
+  files = _files_of(builder, split)
+  _check_counts(builder, split)
   # Labels stay in the records: zeros stand here for how many there are, and
   # each is read with its image.
   source = Tfds(
@@ -142,7 +153,7 @@ def open_tfds(config: SourceConfig) -> Tfds:
     unit=config.units or EXAMPLE,
     labels=unread_labels(sizes[split]),
     root=os.path.abspath(builder.data_dir),
-    files=_files_of(builder, split),
+    files=files,
     columns=tuple(columns),
     locations=np.zeros((0, 3), np.int64),
   )
@@ -182,6 +193,25 @@ def _files_of(builder: Any, split: str) -> tuple[File, ...]:
   return tuple(files)
 
 
+def _check_counts(builder: Any, split: str) -> None:
+  """InputError: a file has not as many records as the metadata state.
+
+  Of more records than stated the rest would be left out without a word; and
+  nothing else bounds what is stated.
+  """
+  for part in builder.info.splits[split].file_instructions:
+    path = os.fspath(part.filename)
+    with readable_as(path, "ArrayRecord file"):
+      reader = array_record_module.ArrayRecordReader(path, "max_parallelism:0")
+      num_records = reader.num_records()
+      reader.close()
+    if num_records != part.examples_in_shard:
+      raise InputError(
+        f"{path!r} has {num_records:,} records, and dataset_info.json states"
+        f" {part.examples_in_shard:,}: prepare the data set again."
+      )
+
+
 def _prepared_builder(place: str, data_dir: str | None) -> Any:
   """The builder of a data set, whose data are on disk as ArrayRecord.
 
@@ -190,29 +220,10 @@ def _prepared_builder(place: str, data_dir: str | None) -> Any:
     data_dir: where TFDS keeps its data sets; None is TFDS's own default.
   """
   if os.path.isdir(place):
-    _check_metadata(place)
-  # Code of any data set runs here, and fails as it likes.
-  try:
-    if os.path.isdir(place):
-      builder = tfds.builder_from_directory(place)
-    else:
-      builder = tfds.builder(place, data_dir=data_dir)
-    if not builder.is_prepared():
-      tfds.display_progress_bar(sys.stderr.isatty())
-      builder.download_and_prepare(file_format=_ARRAY_RECORD)
-  except Exception as error:
-    message = (
-      f"tfds:{place} cannot be opened or prepared; check name, config and"
-      f" version: {one_line(error)}."
-    )
-    not_found = tfds.core.DatasetNotFoundError
-    if isinstance(error, (ValueError, AssertionError, not_found)):
-      raise InputError(message) from error
-    raise RunError(message) from error
-  # TFDS leaves a folder alone that is there already, whatever is in it.
+    builder = _builder_of_folder(place)
+  else:
+    builder = _builder_of_name(place, data_dir)
   folder = builder.data_dir
-  if not builder.is_prepared():
-    raise InputError(f"{folder!r} has no dataset_info.json: delete the folder.")
   formats = builder.info.available_file_formats()
   if _ARRAY_RECORD not in formats:
     names = ", ".join(sorted(kind.value for kind in formats))
@@ -224,15 +235,62 @@ def _prepared_builder(place: str, data_dir: str | None) -> Any:
   return builder
 
 
+def _builder_of_folder(folder: str) -> Any:
+  """The builder of a prepared folder, whatever the folder is called."""
+  _check_metadata(folder)
+  _refuse_unprepared(folder)
+  with readable_as(f"tfds:{folder}", "data set of TFDS"):
+    return tfds.builder_from_directory(folder)
+
+
+def _builder_of_name(name: str, data_dir: str | None) -> Any:
+  """The builder of a data set that TFDS knows, or finds in `data_dir`."""
+  known_folder = os.path.join(
+    os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR),
+    re.split("[/:]", name)[0],
+  )
+  _check_metadata(known_folder)
+  # Code of any data set runs here, and fails as it likes.
+  try:
+    builder = tfds.builder(name, data_dir=data_dir)
+    if not builder.is_prepared():
+      tfds.display_progress_bar(sys.stderr.isatty())
+      builder.download_and_prepare(file_format=_ARRAY_RECORD)
+  except Exception as error:
+    message = (
+      f"tfds:{name} cannot be opened or prepared; check name, config and"
+      f" version: {one_line(error)}."
+    )
+    not_found = tfds.core.DatasetNotFoundError
+    if isinstance(error, (ValueError, AssertionError, not_found)):
+      raise InputError(message) from error
+    raise RunError(message) from error
+  # TFDS leaves a folder alone that is there already, whatever is in it.
+  _refuse_unprepared(builder.data_dir)
+  return builder
+
+
+def _refuse_unprepared(folder: str) -> None:
+  """Raises InputError for a folder without the files that TFDS writes last."""
+  for name in ("dataset_info.json", "features.json"):
+    if not os.path.lexists(os.path.join(folder, name)):
+      raise InputError(
+        f"{folder!r} is no data set that TFDS has prepared: it has no {name}."
+        " Name the folder that has it, which is called after a version as in"
+        " mnist/3.0.1, or prepare the data set again."
+      )
+
+
 def _check_metadata(folder: str) -> None:
   """Raises InputError where a file that TFDS would read whole is not sound.
 
   The names of classes are a text file, and what the data set is are JSON files;
   in a folder from somewhere else they may be a device, or a file of terabytes
-  that takes no room on the disk.
+  that takes no room on the disk. A folder that does not exist has none.
   """
-  with os.scandir(folder) as entries:
-    for entry in entries:
-      if entry.name.endswith((".txt", ".json")):
-        with open_regular(entry.path, _MAX_METADATA_BYTES):
+  for parent, _, names in os.walk(folder):
+    for name in names:
+      if name.endswith((".txt", ".json")):
+        path = os.path.join(parent, name)
+        with open_regular(path, _MAX_METADATA_BYTES):
           pass

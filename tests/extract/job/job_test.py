@@ -129,6 +129,19 @@ def test_a_job_that_skipped_does_not_go_on_with_another_pixel_limit(
     run_extraction(other, str(out))
 
 
+def test_a_job_that_read_large_images_does_not_go_on_by_skipping_them(
+  photos, tmp_path
+):
+  """Those of the shards that are there would stay, and others be left out."""
+  out = str(tmp_path / "out")
+  reading = job_of(photos, max_pixels=1 << 30)
+  run_extraction(reading, out)
+
+  with refused("--max-pixels is another"):
+    run_extraction(job_of(photos, on_decode_error="skip"), out)
+  assert run_extraction(reading, out).num_rows == N
+
+
 def test_a_job_goes_on_with_another_bit_depth_as_another_job(photos, whole):
   deep = PreprocessConfig(image_size=8, bit_depth=12)
   with refused("belongs to another job: .*bit_depth"):

@@ -212,8 +212,78 @@ def test_other_formats_and_unfinished_folders_say_what_to_do(copied, tmp_path):
   with refused("prepared as tfrecord.*tfds convert_format --dataset_v"):
     pets(tmp_path)
   path.unlink()
-  with refused(r"no dataset_info\.json"):
+  with refused(r"has no dataset_info\.json"):
     pets(tmp_path)
+
+
+def edit_json(path, change):
+  content = json.loads(path.read_text())
+  change(content)
+  path.write_text(json.dumps(content))
+
+
+def state_rows(copied, rows):
+  def change(info):
+    info["splits"][0]["shardLengths"] = [str(rows)]
+
+  edit_json(copied / "dataset_info.json", change)
+
+
+def test_a_prepared_folder_of_any_name_is_read(copied, tmp_path):
+  folder = copied.rename(tmp_path / "my_pets")
+
+  assert len(open_dataset(f"tfds:{folder}", split="train")) == 40
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
+def test_a_folder_without_metadata_is_said_to_lack_them(copied, name):
+  (copied / name).unlink()
+
+  with refused(f"no data set that TFDS has prepared: it has no {name}"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+
+def test_a_folder_of_damaged_metadata_is_refused_as_input(copied):
+  (copied / "dataset_info.json").write_text("{")
+
+  with refused("is not a readable data set of TFDS: .*JSON"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+
+@pytest.mark.parametrize("rows", [30, 50, 9 * 10**18])
+def test_a_file_of_other_than_the_stated_records_is_refused(copied, rows):
+  state_rows(copied, rows)
+
+  with refused(f"has 40 records, and dataset_info.json states {rows:,}"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+
+def test_a_split_of_a_negative_number_of_rows_is_none(copied):
+  state_rows(copied, -4)
+
+  with refused("'train' is none of 'test'"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+
+def test_more_classes_than_anybody_has_are_refused_unnamed(copied):
+  def change(features):
+    label = features["featuresDict"]["features"]["label"]
+    label["classLabel"]["numClasses"] = str(9 * 10**18)
+
+  edit_json(copied / "features.json", change)
+  (copied / "label.labels.txt").unlink()
+
+  with refused("makes 9000000000000000000 classes: at most 1000000"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+
+def test_metadata_of_a_named_data_set_that_are_a_device_are_refused(copied):
+  path = copied / "label.labels.txt"
+  path.unlink()
+  path.symlink_to("/dev/zero")
+
+  with refused("label.labels.txt cannot be read: it is not a regular file"):
+    pets(copied.parents[2])
 
 
 def test_metadata_of_millions_of_shards_are_refused_unparsed(copied, tmp_path):
