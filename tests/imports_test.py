@@ -106,12 +106,12 @@ def test_levels_between_rooms(graph, package):
 
 
 def test_files_are_few_short_and_named_apart():
-  """At most 16 in a room, of 400 lines; a name is one file's."""
+  """At most 16 in a room, of 500 lines; a name is one file's."""
   rooms = collections.Counter()
   names = collections.Counter()
   for package in PACKAGES:
     for path in (ROOT / package).rglob("*.py"):
-      assert path.read_text().count("\n") <= 400, path
+      assert path.read_text().count("\n") <= 500, path
       # A command and what it runs are named alike: `report`, `verify`.
       if path.stem != "__init__" and path.parent.name != "commands":
         rooms[path.parent] += 1

@@ -57,11 +57,9 @@ class RopeViT(nn.Module):
     dtype = jnp.dtype(self.compute_dtype)
     batch = len(images)
     grid = images.shape[1] // self.patch
-    side = grid * self.patch
 
     # Patches.
-    x = images[:, :side, :side]
-    x = x.reshape(batch, grid, self.patch, grid, self.patch, 3).swapaxes(2, 3)
+    x = vit.patches_of(images, self.patch)
     project = nn.DenseGeneral(
       self.width, axis=(3, 4, 5), name="patch_embed.proj", dtype=dtype
     )

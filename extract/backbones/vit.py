@@ -141,11 +141,7 @@ class ViT(nn.Module):
 
   def _embed_patches(self, images: Images) -> Tokens:
     """One token for each patch, row by row."""
-    batch = len(images)
-    grid = images.shape[1] // self.patch
-    side = grid * self.patch
-    x = images[:, :side, :side]
-    x = x.reshape(batch, grid, self.patch, grid, self.patch, 3).swapaxes(2, 3)
+    x = patches_of(images, self.patch)
     project = nn.DenseGeneral(
       self.width,
       axis=(3, 4, 5),
@@ -153,7 +149,7 @@ class ViT(nn.Module):
       name="patch_embed.proj",
       dtype=jnp.dtype(self.compute_dtype),
     )
-    x = project(x).reshape(batch, grid**2, self.width)
+    x = project(x).reshape(len(images), -1, self.width)
     return x.astype(jnp.float32)
 
   def _prepend_tokens(self, x: Tokens) -> Float32[Array, "b t_all width"]:
@@ -173,6 +169,14 @@ class ViT(nn.Module):
     shape = (1, x.shape[1] - without, self.width)
     positions = self.param("pos_embed", nn.initializers.zeros, shape)
     return x + jnp.pad(positions, ((0, 0), (without, 0), (0, 0)))
+
+
+def patches_of(images: Images, patch: int) -> Float32[Array, "b g g p p 3"]:
+  """Cuts images into squares of `patch` pixels; a rest at the edges is left."""
+  grid = images.shape[1] // patch
+  side = grid * patch
+  squares = images[:, :side, :side].reshape(-1, grid, patch, grid, patch, 3)
+  return squares.swapaxes(2, 3)
 
 
 class Block(nn.Module):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
+from oneshot_dp.configs.extract_config import BIT_DEPTHS
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.extract.places import parse_place
 
@@ -49,6 +50,11 @@ class Flag:
   def within(self, group: str) -> "Flag":
     """Returns the flag under a heading of the help."""
     return dataclasses.replace(self, group=group)
+
+  def with_default_in_words(self, default: str) -> "Flag":
+    """Returns the flag with words for what happens where it is left out."""
+    text = self.help.removesuffix(".")
+    return dataclasses.replace(self, help=f"{text} (default: {default}).")
 
   def required(self) -> Any:
     """Declares a field that must be given."""
@@ -156,10 +162,10 @@ BACKBONE_FILE = Flag(
 )
 BIT_DEPTH = Flag(
   parse=int,
-  form="10|12|14|16",
-  choices=("10", "12", "14", "16"),
+  form="|".join(map(str, BIT_DEPTHS)),
+  choices=tuple(map(str, BIT_DEPTHS)),
   help="How many bits 16-bit files really use, so that images of 10, 12 or 14"
-  " bits do not come out nearly black (default: that of the training).",
+  " bits do not come out nearly black.",
 )
 PIXEL_LIMIT = Flag(
   parse=int,

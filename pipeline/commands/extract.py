@@ -21,7 +21,12 @@ from oneshot_dp.configs.extract_config import (
 from oneshot_dp.extract.backbones.names import backbone_names
 from oneshot_dp.extract.places import normalize
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline.commands import CommandFlags, Flag
+from oneshot_dp.pipeline.commands import (
+  BIT_DEPTH,
+  PIXEL_LIMIT,
+  CommandFlags,
+  Flag,
+)
 
 _SOURCE = "source"
 _LABELS = "labels and units"
@@ -148,23 +153,18 @@ class Flags(CommandFlags):
     help="Resize the shorter side to this before center-cropping, or `square`"
     " to ignore the aspect ratio (default: the backbone's).",
   ).default(None)
-  bit_depth: int | None = Flag(
-    parse=int,
-    form="10|12|14|16",
-    choices=("10", "12", "14", "16"),
-    group=_SOURCE,
-    help="How many bits 16-bit files really use, so that images of 10, 12 or 14"
-    " bits do not come out nearly black; predict remembers it (default: all"
-    " 16, and files that may use fewer are refused).",
-  ).default(None)
-  max_pixels: int | None = Flag(
-    parse=int,
-    form="N",
-    group=_SOURCE,
-    help="Refuse images of more pixels than this, before they are decoded;"
-    " raise it for larger photographs, which take up to 16 bytes per pixel"
-    f" (default: {ExtractConfig.max_pixels}).",
-  ).default(None)
+  bit_depth: int | None = (
+    BIT_DEPTH.within(_SOURCE)
+    .with_default_in_words(
+      "all 16, and files that may use fewer are refused; predict remembers it"
+    )
+    .default(None)
+  )
+  max_pixels: int | None = (
+    PIXEL_LIMIT.within(_SOURCE)
+    .with_default_in_words(str(ExtractConfig.max_pixels))
+    .default(None)
+  )
   views: int | None = Flag(
     parse=int,
     form="N",

@@ -12,6 +12,7 @@ from oneshot_dp.configs.extract_config import MAX_PIXELS
 from oneshot_dp.extract.places import normalize
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import (
+  BIT_DEPTH,
   PIXEL_LIMIT,
   CommandFlags,
   Flag,
@@ -60,12 +61,8 @@ class Flags(CommandFlags):
     form="FILE.csv|REGEX|COLUMN|same-image",
     help="Whose each image is, as for extract (default: each image alone).",
   ).default(None)
-  bit_depth: int | None = Flag(
-    parse=int,
-    form="10|12|14|16",
-    choices=("10", "12", "14", "16"),
-    help="How many bits 16-bit files really use, as for extract (default: all"
-    " 16, and files that may use fewer are problems).",
+  bit_depth: int | None = BIT_DEPTH.with_default_in_words(
+    "all 16, and files that may use fewer are problems"
   ).default(None)
   max_pixels: int = PIXEL_LIMIT.default(MAX_PIXELS)
 

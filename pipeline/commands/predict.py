@@ -61,7 +61,9 @@ class Flags(CommandFlags):
   rows: str = ROWS.default("")
   weights: str | None = WEIGHTS.default(None)
   backbone: str | None = BACKBONE_FILE.default(None)
-  bit_depth: int | None = BIT_DEPTH.default(None)
+  bit_depth: int | None = BIT_DEPTH.with_default_in_words(
+    "that of the training"
+  ).default(None)
   max_pixels: int = PIXEL_LIMIT.default(MAX_PIXELS)
   on_decode_error: OnDecodeError = Flag(
     form="fail|skip",
