@@ -1,6 +1,8 @@
-import csv
+"""What `export` writes for other libraries, and what its card says."""
+
 import os
 import pathlib
+from typing import NamedTuple
 
 import pytest
 from jax import export
@@ -10,105 +12,196 @@ from oneshot_dp.pipeline.heads.head_folder import read_head, write_head
 from oneshot_dp.pipeline.heads.verify import verify_head
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.pipeline import image_heads
-from tests.pipeline.command_line import fails, succeeds
+from tests.pipeline.command_line import fails, prints, succeeds
 from tests.pipeline.sample_heads import sample_info, trained_head
 
 
+class Exported(NamedTuple):
+  """A head, the folder of its export, and what was printed."""
+
+  head: pathlib.Path
+  folder: pathlib.Path
+  stdout: str
+
+  @property
+  def card(self) -> str:
+    return (self.folder / "README.md").read_text()
+
+
 @pytest.fixture(scope="module")
-def head(tmp_path_factory):
-  return image_heads.write_image_head(tmp_path_factory.mktemp("heads") / "auto")
+def exported_digits(tmp_path_factory, digits_head) -> Exported:
+  """A head of digits with its backbone, exported where no ledger is."""
+  folder = tmp_path_factory.mktemp("exports")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("ONESHOT_DP_LEDGER", str(folder / "no ledger"))
+    stdout, _ = prints("export", digits_head.path, "--to", folder / "model")
+  return Exported(digits_head.path, folder / "model", stdout)
 
 
-def program(file):
+@pytest.fixture(scope="module")
+def charged_ledger(tmp_path_factory) -> pathlib.Path:
+  """The ledger that charged the head of `exported_charged`."""
+  return tmp_path_factory.mktemp("ledgers") / "ledger.sqlite"
+
+
+@pytest.fixture(scope="module")
+def exported_charged(tmp_path_factory, train_cache, charged_ledger) -> Exported:
+  """A head of imported features, exported with the ledger that charged it."""
+  folder = tmp_path_factory.mktemp("exports")
+  ledger = ("--ledger", charged_ledger)
+  prints(
+    *("train", "--cache", train_cache.path, "--epsilon", 1, "--delta", 1e-3),
+    *("--head", "lamb", "--out", folder / "head", *ledger),
+  )
+  stdout, _ = prints(
+    "export", folder / "head", "--to", folder / "model", *ledger
+  )
+  return Exported(folder / "head", folder / "model", stdout)
+
+
+# The programs.
+
+
+def read_program(file):
   return export.deserialize(bytearray(file.read_bytes()))
 
 
+@pytest.fixture(scope="module")
+def hundred_digits():
+  return image_heads.digits()[0][:100]
+
+
+@pytest.fixture(scope="module")
+def hundred_embeddings(hundred_digits):
+  return image_heads.embeddings(image_heads.glyph_vit(), hundred_digits)
+
+
+@pytest.fixture(scope="module")
+def hundred_classes(digits_head, hundred_embeddings):
+  """The classes that the head gives 100 digits, computed by NumPy."""
+  return image_heads.classes_of(digits_head.head, hundred_embeddings)
+
+
 @pytest.mark.slow
-def test_what_is_exported_names_the_class_of_100_in_100(tmp_path, capsys, head):
-  out = tmp_path / "model"
-  photos = tmp_path / "photos"
-  said, _ = succeeds(capsys, "export", head.path, "--to", out)
-  assert IMAGES_FILE in said
-  name, *_ = image_heads.write_images(photos)
-  succeeds(capsys, "predict", head.path, photos, "--out", tmp_path / "p.csv")
-  with (tmp_path / "p.csv").open() as file:
-    predicted = [int(line["class"]) for line in csv.DictReader(file)]
-  backbone = image_heads.glyph_vit()
-  images = image_heads.digits()[0][:100]
-  embedding = image_heads.embeddings(backbone, images)
-  assert image_heads.classes_of(head.head, embedding) == predicted
-  of_images = program(out / IMAGES_FILE)
-  of_pixels = of_images.call(image_heads.shown(backbone, images))
-  assert of_pixels.argmax(axis=1).tolist() == predicted
-  logits = program(out / HEAD_FILE).call(embedding)
-  assert logits.argmax(axis=1).tolist() == predicted
-  assert of_images.platforms == ("cpu", "cuda", "tpu")
-  # Of any batch size, as the code on the card has it, and no path of here.
-  card = (out / "README.md").read_text()
-  code = card.partition("```python\nimport pathlib")[2].partition("```")[0]
-  said = []
-  script = code.replace('pathlib.Path("', f'pathlib.Path("{out}/')
-  script = script.replace("image.jpg", f"{photos}/{name}")
-  exec(f"import pathlib{script}", {"print": said.append})
-  assert said == [str(predicted[0])]
-  content = (out / IMAGES_FILE).read_bytes()
+def test_program_of_images_gives_the_classes_of_the_head(
+  exported_digits, hundred_digits, hundred_classes
+):
+  pixels = image_heads.shown(image_heads.glyph_vit(), hundred_digits)
+
+  logits = read_program(exported_digits.folder / IMAGES_FILE).call(pixels)
+
+  assert logits.argmax(axis=1).tolist() == hundred_classes
+
+
+@pytest.mark.slow
+def test_program_of_embeddings_gives_the_classes_of_the_head(
+  exported_digits, hundred_embeddings, hundred_classes
+):
+  program = read_program(exported_digits.folder / HEAD_FILE)
+
+  logits = program.call(hundred_embeddings)
+
+  assert logits.argmax(axis=1).tolist() == hundred_classes
+
+
+@pytest.mark.slow
+def test_program_of_images_is_for_cpu_cuda_and_tpu(exported_digits):
+  program = read_program(exported_digits.folder / IMAGES_FILE)
+
+  assert program.platforms == ("cpu", "cuda", "tpu")
+
+
+@pytest.mark.slow
+def test_program_of_images_has_no_path_of_the_machine_that_made_it(
+  exported_digits,
+):
+  content = (exported_digits.folder / IMAGES_FILE).read_bytes()
+
   assert str(pathlib.Path(__file__).parents[2]).encode() not in content
-  assert "**Not verified: no ledger was at hand.**" in card
-  assert card.startswith("---\nlibrary_name: jax\n")
-  assert "epsilon = 8" in card
 
 
 @pytest.mark.slow
-def test_a_head_that_the_ledger_does_not_know_says_so_on_the_card(
-  tmp_path, capsys, head, train_cache
+def test_code_on_the_card_prints_the_class_of_one_image(
+  exported_digits, digits_photos, hundred_classes
 ):
-  succeeds(
+  """Of one, so that the program takes any size of batches."""
+  _, _, code = exported_digits.card.partition("```python\nimport pathlib")
+  code, _, _ = code.partition("```")
+  model = exported_digits.folder
+  code = code.replace('pathlib.Path("', f'pathlib.Path("{model}/')
+  code = code.replace("image.jpg", f"{digits_photos}/000.png")
+  printed = []
+
+  exec(f"import pathlib{code}", {"print": printed.append})
+
+  assert printed == [str(hundred_classes[0])]
+
+
+def test_head_of_imported_features_is_exported_alone_with_the_reason(
+  exported_charged,
+):
+  assert "imported features" in exported_charged.stdout
+  assert HEAD_FILE in exported_charged.stdout
+  assert not (exported_charged.folder / IMAGES_FILE).exists()
+
+
+# The card.
+
+
+@pytest.mark.slow
+def test_card_begins_with_the_library_and_states_the_epsilon(exported_digits):
+  assert exported_digits.card.startswith("---\nlibrary_name: jax\n")
+  assert "epsilon = 8" in exported_digits.card
+
+
+@pytest.mark.slow
+def test_card_of_an_export_without_a_ledger_says_not_verified(exported_digits):
+  assert IMAGES_FILE in exported_digits.stdout
+  assert "**Not verified: no ledger was at hand.**" in exported_digits.card
+
+
+def test_export_of_a_head_that_the_ledger_does_not_know_says_not_verified(
+  tmp_path, capsys, charged_ledger, exported_charged
+):
+  write_head(tmp_path / "head", trained_head(), sample_info())
+
+  stdout, _ = succeeds(
     capsys,
-    *("train", "--cache", train_cache.path, "--epsilon", 1, "--delta", 1e-3),
-    *("--head", "lamb", "--out", tmp_path / "charged"),
-  )
-  out = tmp_path / "model"
-  said, _ = succeeds(capsys, "export", head.path, "--to", out)
-  assert "NOT VERIFIED" in said
-  assert "**NOT VERIFIED" in (out / "README.md").read_text()
-  out = tmp_path / "vouched"
-  said, _ = succeeds(capsys, "export", tmp_path / "charged", "--to", out)
-  card = (out / "README.md").read_text()
-  assert "VERIFIED" not in said + card
-  assert "Not verified" not in card
-  # It is of imported features: the head alone, and the reason.
-  assert "imported features" in said
-  assert HEAD_FILE in said
-  assert not (out / IMAGES_FILE).exists()
-
-
-def test_the_card_of_a_copy_does_not_call_it_a_head_folder(
-  tmp_path, capsys, train_cache
-):
-  succeeds(
-    capsys,
-    *("train", "--cache", train_cache.path, "--epsilon", 1, "--delta", 1e-3),
-    *("--head", "lamb", "--out", tmp_path / "head"),
+    *("export", tmp_path / "head", "--to", tmp_path / "model"),
+    *("--ledger", charged_ledger),
   )
 
-  succeeds(capsys, "export", tmp_path / "head", "--to", tmp_path / "model")
-
-  head_card = (tmp_path / "head" / "README.md").read_text()
-  copy_card = (tmp_path / "model" / "README.md").read_text()
-  for words in "take this folder", "load_head", "`oneshot-dp verify` on this":
-    assert words in head_card
-    assert words not in copy_card
+  assert "NOT VERIFIED" in stdout
+  assert "**NOT VERIFIED" in (tmp_path / "model" / "README.md").read_text()
 
 
-def test_the_card_of_a_copy_has_no_path_of_the_machine_that_made_it(
-  tmp_path, head
+def test_export_of_a_head_that_the_ledger_charged_says_nothing_of_it(
+  exported_charged,
 ):
-  verdict = verify_head(head.path, Ledger(tmp_path / "ledger"))
+  printed = exported_charged.stdout + exported_charged.card
+
+  assert "VERIFIED" not in printed
+  assert "Not verified" not in printed
+
+
+@pytest.mark.parametrize(
+  "words", ["take this folder", "load_head", "`oneshot-dp verify` on this"]
+)
+def test_card_of_a_copy_does_not_call_it_a_head_folder(exported_charged, words):
+  head_card = (exported_charged.head / "README.md").read_text()
+
+  assert words in head_card
+  assert words not in exported_charged.card
+
+
+def test_card_of_a_copy_has_no_path_of_the_machine_that_made_it(
+  tmp_path, exported_charged
+):
+  head = exported_charged.head
+  verdict = verify_head(head, Ledger(tmp_path / "ledger"))
   reason = f"{tmp_path}/weights.npz cannot be read: Permission denied."
 
-  _, notes = export_head(
-    tmp_path / "model", read_head(head.path), verdict, reason
-  )
+  _, notes = export_head(tmp_path / "model", read_head(head), verdict, reason)
 
   card = (tmp_path / "model" / "README.md").read_text()
   assert notes == [reason]
@@ -116,8 +209,11 @@ def test_the_card_of_a_copy_has_no_path_of_the_machine_that_made_it(
   assert "The backbone was not at hand" in card
 
 
-def test_an_export_is_on_the_disk_before_it_is_in_view(
-  tmp_path, head, monkeypatch
+# The folder.
+
+
+def test_export_is_on_the_disk_before_it_is_in_view(
+  tmp_path, exported_charged, monkeypatch
 ):
   synced = []
 
@@ -125,8 +221,10 @@ def test_an_export_is_on_the_disk_before_it_is_in_view(
     synced.append(os.readlink(f"/proc/self/fd/{handle}"))
 
   monkeypatch.setattr(os, "fsync", record)
-  verdict = verify_head(head.path, Ledger(tmp_path / "ledger"))
-  export_head(tmp_path / "model", read_head(head.path), verdict, "no backbone")
+  head = exported_charged.head
+  verdict = verify_head(head, Ledger(tmp_path / "ledger"))
+
+  export_head(tmp_path / "model", read_head(head), verdict, "no backbone")
 
   staging = tmp_path / ".model.unfinished" / "whole"
   names = [file.name for file in (tmp_path / "model").iterdir()]
@@ -134,61 +232,133 @@ def test_an_export_is_on_the_disk_before_it_is_in_view(
   assert {str(staging / name) for name in names} <= set(before_rename)
 
 
-@pytest.mark.slow
-def test_what_is_there_stays_and_a_failed_export_leaves_nothing(
-  tmp_path, capsys, head, monkeypatch
+def test_export_into_a_folder_that_exists_is_refused_and_changes_nothing(
+  tmp_path, capsys, exported_charged
 ):
   out = tmp_path / "model"
   out.mkdir()
-  assert "already exists" in fails(capsys, "export", head.path, "--to", out)
-  assert [*out.iterdir()] == []
-  out.rmdir()
+
+  line = fails(capsys, "export", exported_charged.head, "--to", out)
+
+  assert "already exists" in line
+  assert list(out.iterdir()) == []
+
+
+def test_export_that_fails_leaves_nothing(
+  tmp_path, capsys, exported_charged, monkeypatch
+):
   write = pathlib.Path.write_bytes
 
-  def full(self, data):
+  def write_until_the_disk_is_full(self, data):
     if self.name == "receipt.json":
       raise OSError(28, "No space left on device")
     return write(self, data)
 
-  monkeypatch.setattr(pathlib.Path, "write_bytes", full)
-  line = fails(capsys, "export", head.path, "--to", out, status=1)
+  monkeypatch.setattr(pathlib.Path, "write_bytes", write_until_the_disk_is_full)
+
+  line = fails(
+    capsys,
+    *("export", exported_charged.head, "--to", tmp_path / "model"),
+    status=1,
+  )
+
   assert "No space left" in line
-  assert [*tmp_path.iterdir()] == []
+  assert list(tmp_path.iterdir()) == []
 
 
-def test_a_record_for_the_registry_says_what_the_receipt_says(tmp_path, capsys):
+# The draft for the Deployments Registry: tier 3 of its schema.
+
+
+class Draft(NamedTuple):
+  """deployment.yaml of a head: its text, what YAML reads, and the receipt."""
+
+  text: str
+  record: dict
+  receipt: dict
+
+  def section(self, name: str) -> dict:
+    return self.record["deployment"][name]
+
+
+ODD_NAME = 'a: "b"\\ #'
+SECTIONS = (
+  "basic",
+  "dp_variant",
+  "privacy_loss",
+  "deployment_model",
+  "accounting",
+  "implementation",
+  "administrative",
+)
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory) -> Draft:
+  """Of a head whose names mean something else in YAML."""
   yaml = pytest.importorskip("yaml")
-  name = 'a: "b"\\ #'
+  folder = tmp_path_factory.mktemp("registry")
   info = sample_info(
-    unit="patient", dataset=name, class_names=("x", "- y", "z")
+    unit="patient", dataset=ODD_NAME, class_names=("x", "- y", "z")
   )
-  receipt = write_head(tmp_path / "head", trained_head(2.0), info)
-  out = tmp_path / "model"
-  succeeds(capsys, "export", tmp_path / "head", "--to", out, "--registry")
-  text = (out / "deployment.yaml").read_text()
-  record = yaml.safe_load(text)
-  assert (record["status"], record["tier"]) == ("Draft", 3)
-  # Of the registry's schema, tier 3: sections, and words of closed lists.
-  basic, variant, loss, model, accounting, *_ = record["deployment"].values()
-  assert " ".join(record["deployment"]) == (
-    "basic dp_variant privacy_loss deployment_model accounting implementation"
-    " administrative"
-  )
-  assert basic["data_product_type"] == "Machine learning model"
-  assert variant["variant_name"] == "Approximate DP"
+  receipt = write_head(folder / "head", trained_head(2.0), info)
+  prints("export", folder / "head", "--to", folder / "model", "--registry")
+  text = (folder / "model" / "deployment.yaml").read_text()
+  return Draft(text, yaml.safe_load(text), receipt)
+
+
+def test_registry_draft_has_the_sections_of_tier_3(draft):
+  assert (draft.record["status"], draft.record["tier"]) == ("Draft", 3)
+  assert tuple(draft.record["deployment"]) == SECTIONS
+
+
+@pytest.mark.parametrize(
+  ("section", "field", "value"),
+  [
+    ("basic", "data_product_type", "Machine learning model"),
+    ("dp_variant", "variant_name", "Approximate DP"),
+    ("deployment_model", "model_name", "Central"),
+    ("deployment_model", "release_type", "One release"),
+    ("deployment_model", "data_source_type", "Static"),
+    ("deployment_model", "access_type", "Non-interactive"),
+  ],
+)
+def test_registry_draft_has_a_word_of_each_closed_list(
+  draft, section, field, value
+):
+  assert draft.section(section)[field] == value
+
+
+def test_registry_draft_names_the_data_set_whatever_its_letters(draft):
+  assert draft.section("basic")["name"] == f"Image classifier for {ODD_NAME}"
+
+
+def test_registry_draft_has_a_date_of_publication(draft):
+  date = draft.section("basic")["publication_date"]
+
+  assert len(date) == len("2027-03-01")
+
+
+def test_registry_draft_states_the_guarantee_of_the_receipt(draft):
+  assert draft.section("privacy_loss")["privacy_parameters"] == {
+    "epsilon": draft.receipt["follows"]["epsilon"],
+    "delta": 1e-5,
+  }
+
+
+def test_registry_draft_says_who_is_protected(draft):
+  loss = draft.section("privacy_loss")
+
   assert loss["privacy_unit"] == "patient"
-  assert [model[of] for of in ("model_name", "release_type")] == [
-    "Central", "One release"
-  ]  # fmt: skip
-  assert model["data_source_type"] == "Static"
-  assert model["access_type"] == "Non-interactive"
-  assert basic["name"] == f"Image classifier for {name}"
-  assert len(basic["publication_date"]) == len("2027-03-01")
-  epsilon = receipt["follows"]["epsilon"]
-  assert loss["privacy_parameters"] == {"epsilon": epsilon, "delta": 1e-5}
-  said = loss["privacy_unit_details"]
-  assert "one patient, with all its examples, is in" in said
-  assert "REPLACE_SPECIAL" in said
-  assert "1 x mean, 5 x gradient" in accounting["composition"]
-  # What nobody but its publisher knows.
-  assert text.count("FILL IN: ") == 7
+  details = loss["privacy_unit_details"]
+  assert "one patient, with all its examples, is in" in details
+  assert "REPLACE_SPECIAL" in details
+
+
+def test_registry_draft_lists_the_releases(draft):
+  composition = draft.section("accounting")["composition"]
+
+  assert "1 x mean, 5 x gradient" in composition
+
+
+def test_registry_draft_leaves_open_what_only_its_publisher_knows(draft):
+  assert draft.text.count("FILL IN: ") == 7
