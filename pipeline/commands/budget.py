@@ -27,7 +27,9 @@ class Flags(CommandFlags):
   A cap keeps all releases together (max-epsilon, max-delta)-private, even where
   each is chosen by looking at those before it. Set it before the first release:
   later runs that would exceed it are refused before any noise is drawn. The
-  rows are private from then on: leave those out that heads are to be scored on.
+  first cap makes the rows private, so name with --rows those that you train on,
+  and leave out those that heads are to be scored on. To change a cap, give
+  --cache without --rows.
   """
 
   EXAMPLES: ClassVar = (
@@ -91,7 +93,11 @@ def _set_cap(
       "a cap belongs to one data set and has two numbers: give --cache,"
       " --max-epsilon and --max-delta."
     )
-  if cache.part.is_whole:
+  # A cap that is only changed is about the rows that the ledger knows: it does
+  # not make others private, such as those that heads are scored on.
+  dataset = cache.info.dataset
+  is_new = not ledger.entries(dataset)
+  if cache.part.is_whole and is_new:
     # Or else a test part is refused later, and nobody remembers why.
     print(
       f"note: all rows of {flags.cache} are private from now on; to keep a part"
@@ -99,7 +105,13 @@ def _set_cap(
       file=sys.stderr,
     )
   cap = Cap(epsilon, delta)
-  for warning in ledger.set_cap(cache.info.dataset, cap, keys_of(cache)):
+  warnings = ledger.set_cap(
+    dataset,
+    cap,
+    keys_of(cache),
+    adds_rows=is_new or not cache.part.is_whole,
+  )
+  for warning in warnings:
     print(f"warning: {warning}", file=sys.stderr)
 
 

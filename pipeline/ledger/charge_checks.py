@@ -1,10 +1,13 @@
 """What a ledger refuses to charge: rows of another name, units, caps."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import EXAMPLE
+from oneshot_dp.linear_dp import accounting
 from oneshot_dp.pipeline.ledger.entries import (
   Cap,
   ChargeRequest,
@@ -15,7 +18,7 @@ from oneshot_dp.pipeline.ledger.entries import (
   describe_remaining,
   spent,
 )
-from oneshot_dp.pipeline.ledger.store import Transaction
+from oneshot_dp.pipeline.ledger.store import Transaction, is_default_ledger
 
 
 def check_requests(
@@ -40,14 +43,20 @@ def check_requests(
   # All charges of a command for one data set are checked together: each alone
   # may fit under a cap that their sum breaks.
   new_charges: dict[str, list[LedgerEntry]] = {}
+  caches: dict[str, str] = {}
   for request in requests:
     if request.charges:
+      caches.setdefault(request.dataset, request.cache)
       new_charges.setdefault(request.dataset, []).extend(request.charges)
   for dataset, new in new_charges.items():
     old = ledger.select("charge", dataset)
     _check_parents(dataset, old, new)
     _check_unit(dataset, old, new)
-    _check_cap(dataset, cap_of(ledger.select("cap", dataset)), old, new)
+    cap = cap_of(ledger.select("cap", dataset))
+    if cap is not None:
+      _check_cap(
+        dataset, cap, old, new, _budget_command(ledger, caches[dataset])
+      )
 
 
 def check_same_run(
@@ -137,9 +146,10 @@ def _check_rows_have_one_name(
     if name != request.dataset and num_rows:
       # How many is private, and errors go into logs.
       raise InputError(
-        f"some of these rows are charged as {name!r}, and this"
-        f" cache calls them {request.dataset!r}: use a cache of the name"
-        f" {name!r}, so that what is spent adds up, or leave them out."
+        f"some rows of {request.cache} are charged as {name!r} already, and"
+        f" this cache calls them {request.dataset!r}: make the cache with"
+        f" --name {shlex.quote(name)}, so that what is spent on them adds up,"
+        " or leave these rows out."
       )
 
 
@@ -162,24 +172,35 @@ def _check_unit(
 ) -> None:
   """Refuses charges of one data set for two privacy units."""
   # ε of examples and ε of people do not add up: a sum of both would mean
-  # neither.
-  units = {charge.unit for charge in (*old, *new)}
-  if len(units) > 1:
-    raise InputError(
-      f"{dataset!r} is charged per {' and per '.join(sorted(units))}: the first"
-      " charge settles what is protected; use caches of one unit."
-    )
+  # neither. What was released cannot be taken back, so there are only two ways
+  # out that keep a promise: go on as before, or with images of others.
+  units = list(dict.fromkeys(charge.unit for charge in (*old, *new)))
+  if len(units) == 1:
+    return
+  first, other = units[:2]
+  as_before = "with the same --units as before"
+  if first == EXAMPLE:
+    as_before = "without --units"
+  raise InputError(
+    f"{dataset!r} is charged per {first}, and this would be charged per"
+    f" {other}: the two do not add up, and what was released before cannot be"
+    f" changed. Go on per {first}, with a cache that is made {as_before}; or"
+    " begin anew under another --name, with images of which nothing was"
+    " released."
+  )
 
 
 def _check_cap(
   dataset: str,
-  cap: Cap | None,
+  cap: Cap,
   old: Sequence[LedgerEntry],
   new: Sequence[LedgerEntry],
+  command: str,
 ) -> None:
-  """Refuses charges that a cap does not cover, or that would exceed it."""
-  if cap is None:
-    return
+  """Refuses charges that a cap does not cover, or that would exceed it.
+
+  InputError: says with which command, but for its numbers, the cap is raised.
+  """
   names = " and ".join(dict.fromkeys(charge.description for charge in new))
   # What has no noise has no μ², and would count as nothing.
   if any(charge.mu_squared is None for charge in new):
@@ -190,8 +211,21 @@ def _check_cap(
   # Fractions: a cap is neither broken by a rounding error nor missed by one.
   already_spent = spent(old)
   if spent(new) > cap.mu_squared - already_spent:
+    needed = accounting.epsilon_of(
+      accounting.sum_mu_squared([already_spent, spent(new)]), cap.delta
+    )
     raise InputError(
       f"{names} would break the cap of {dataset!r}, {cap}:"
-      f" {describe_remaining(cap, already_spent)}; ask for less, or raise the"
-      " cap with `oneshot-dp budget` (recorded in the ledger)."
+      f" {describe_remaining(cap, already_spent)}. Ask for less, or raise the"
+      " cap, which is recorded, and then is no proven bound any more:"
+      f" {command} --max-epsilon {accounting.format_rounded_up(needed)}"
+      f" --max-delta {accounting.format_rounded_up(cap.delta)}"
     )
+
+
+def _budget_command(ledger: Transaction, cache: str) -> str:
+  """The command that shows the budget of a cache's data set in this ledger."""
+  command = f"oneshot-dp budget --cache {shlex.quote(cache)}"
+  if not is_default_ledger(ledger.path):
+    command += f" --ledger {shlex.quote(str(ledger.path))}"
+  return command

@@ -124,11 +124,19 @@ class LedgerEntry(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class ChargeRequest:
-  """Charges for the rows of one data set, which are known by PRIVATE keys."""
+  """Charges for the rows of one data set, which are known by PRIVATE keys.
+
+  Attributes:
+    dataset: its name.
+    charges: what is charged; empty where only the rows are to be known.
+    keys: of the rows.
+    cache: where the rows lie, for messages.
+  """
 
   dataset: str
   charges: tuple[LedgerEntry, ...]
   keys: Keys
+  cache: str = "CACHE"
 
 
 def sha256(content: bytes) -> str:
@@ -232,4 +240,6 @@ def describe_remaining(cap: Cap, spent_mu_squared: Fraction) -> str:
   if not epsilon:
     return "nothing is left"
   delta = accounting.format_rounded_up(cap.delta)
-  return f"one release of epsilon {epsilon:g} at delta {delta} is left"
+  return (
+    f"enough is left for one more release at epsilon {epsilon:g}, delta {delta}"
+  )

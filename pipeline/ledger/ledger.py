@@ -119,14 +119,21 @@ class Ledger:
       return shared_with_datasets(ledger, keys)
 
   def set_cap(
-    self, dataset: str, cap: Cap, keys: Keys | None = None
+    self,
+    dataset: str,
+    cap: Cap,
+    keys: Keys | None = None,
+    *,
+    adds_rows: bool = True,
   ) -> list[str]:
     """Sets the cap of a data set from now on.
 
     Args:
       dataset: whose releases are to keep it.
       cap: (ε, δ) of all releases together.
-      keys: its rows, which are refused under any other name from then on.
+      keys: rows that are checked to be no other data set's.
+      adds_rows: whether these rows are its own from then on: they are private,
+        and refused under any other name.
 
     Returns:
       Warnings: whether the cap is a proven guarantee for what was released.
@@ -141,7 +148,8 @@ class Ledger:
     rows = ChargeRequest(dataset=dataset, charges=(), keys=keys or {})
     with self._write("no cap was set") as ledger:
       check_requests(ledger, [rows])
-      _add_new_keys(ledger, rows)
+      if adds_rows:
+        _add_new_keys(ledger, rows)
       charges = ledger.select("charge", dataset)
       old_cap = cap_of(ledger.select("cap", dataset))
       ledger.add(

@@ -49,6 +49,7 @@ class Transaction:
   """All entries of a ledger at one moment, to which some may be added.
 
   Attributes:
+    path: the file.
     entries: all of them, oldest first.
     connection: the database, within the transaction.
   """
@@ -61,7 +62,7 @@ class Transaction:
     """
     self.connection = connection
     self.entries: list[LedgerEntry] = []
-    self._path = path
+    self.path = path
     self._digest = _FIRST_DIGEST
     # The whole chain is read, keys included, even to ask for one data set: an
     # edit anywhere is found by the next command, whatever that is about.
@@ -86,11 +87,11 @@ class Transaction:
     number = len(self.entries) + 1
     self._digest = sha256(f"{self._digest}\n{body}".encode())
     if (seq, digest) != (number, self._digest):
-      raise damaged(self._path, f"entry {number} is not as written")
+      raise damaged(self.path, f"entry {number} is not as written")
     try:
       entry = msgspec.json.decode(body, type=LedgerEntry)
     except (msgspec.MsgspecError, RecursionError, TypeError, ValueError):
-      raise damaged(self._path, f"entry {number} is not as written") from None
+      raise damaged(self.path, f"entry {number} is not as written") from None
     # The chain has the digest of the keys; the keys themselves lie beside it.
     is_as_written = keys is None
     if entry.keys_sha256:
@@ -98,7 +99,7 @@ class Transaction:
         isinstance(keys, bytes) and sha256(keys) == entry.keys_sha256
       )
     if not is_as_written:
-      raise damaged(self._path, f"keys of entry {number} are not as written")
+      raise damaged(self.path, f"keys of entry {number} are not as written")
     self.entries.append(entry)
 
   def select(self, kind: str, dataset: str | None = None) -> list[LedgerEntry]:
@@ -195,6 +196,14 @@ def default_ledger() -> Path:
       " or in $ONESHOT_DP_LEDGER."
     )
   return Path(state_folder) / "oneshot-dp" / "ledger.sqlite"
+
+
+def is_default_ledger(path: Path) -> bool:
+  """Whether commands that name no ledger use this file."""
+  try:
+    return path == default_ledger()
+  except InputError:  # there is none
+    return False
 
 
 def ledger_exists(path: Path) -> bool:

@@ -92,7 +92,10 @@ class EvalRows:
     )
     return [
       ChargeRequest(
-        dataset=info.dataset, charges=(charge,), keys=self.role.keys
+        dataset=info.dataset,
+        charges=(charge,),
+        keys=self.role.keys,
+        cache=self.role.cache.path,
       )
     ]
 

@@ -110,7 +110,10 @@ def charge_requests(
   charges = tuple(job.charge for job in jobs)
   requests = [
     ChargeRequest(
-      dataset=train.cache.info.dataset, charges=charges, keys=train.keys
+      dataset=train.cache.info.dataset,
+      charges=charges,
+      keys=train.keys,
+      cache=train.cache.path,
     )
   ]
   if eval_rows is not None:

@@ -112,7 +112,7 @@ def test_budget_sets_a_cap_and_tells_what_is_left(set_cap):
   out, err = set_cap(3)
 
   assert "warning" not in err
-  assert "cap: epsilon 3 at delta 1e-05; one release of epsilon 3 at" in out
+  assert "cap: epsilon 3 at delta 1e-05; enough is left for one more" in out
 
 
 def test_budget_of_a_used_up_cap_tells_that_nothing_is_left(capsys, used_up):

@@ -1,13 +1,18 @@
 """The cap of a data set: what it lets out, and what is said of it."""
 
+import dataclasses
+import shlex
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.cache.keys import keys_of
 from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
 from oneshot_dp.pipeline.ledger.entries import Cap, cap_of, spent
+from oneshot_dp.pipeline.ledger.ledger import Ledger
+from tests.pipeline.command_line import succeeds
 from tests.pipeline.sample_heads import make_charge_request, row_keys
 
 DELTA = 1e-5
@@ -56,7 +61,7 @@ def test_epsilon_that_is_called_left_fits_and_little_more_does_not(
     charge(mu_squared(8.0))
 
   message = str(refused.value)
-  left = float(message.split("one release of epsilon ")[1].split()[0])
+  left = float(message.split("release at epsilon ")[1].split(",")[0])
   # Rounded down to five digits: never too large, and hardly too small.
   assert mu_squared(left) <= remaining
   assert mu_squared(left * 1.0001) > remaining
@@ -103,7 +108,9 @@ def test_what_is_not_private_is_recorded_without_a_cost(ledger, charge):
 def test_rows_of_a_cap_are_refused_under_any_other_name(ledger, charge):
   ledger.set_cap("a", Cap(1.0, DELTA), row_keys(1, 2))
 
-  with pytest.raises(InputError, match="some of these rows are charged as 'a'"):
+  with pytest.raises(
+    InputError, match=r"are charged as 'a' already.* with --name a,"
+  ):
     charge(9.0, dataset="b", keys=row_keys(2, 3))
 
 
@@ -112,6 +119,47 @@ def test_rows_of_a_cap_are_bound_by_it_under_their_own_name(ledger, charge):
 
   with pytest.raises(InputError, match="would break the cap of 'a'"):
     charge(9.0, dataset="a", keys=row_keys(1))
+
+
+def test_refused_charge_names_the_command_that_lets_it_in(
+  ledger, charge, capsys, train_cache
+):
+  dataset = train_cache.info.dataset
+  cap = ["--max-epsilon", 2, "--max-delta", DELTA]
+  succeeds(capsys, "budget", "--cache", train_cache.path, *cap)
+  charge(mu_squared(1.0), dataset=dataset)
+  request = dataclasses.replace(
+    make_charge_request(mu_squared(2.0), dataset=dataset),
+    cache=train_cache.path,
+  )
+  with pytest.raises(InputError) as refused:
+    ledger.charge([request], Path("/run"), {})
+
+  _, command = str(refused.value).split(": oneshot-dp ")
+  succeeds(capsys, *shlex.split(command))
+
+  ledger.charge([request], Path("/run"), {})
+
+
+def test_refused_charge_names_a_ledger_that_is_not_the_usual_one(tmp_path):
+  ledger = Ledger(tmp_path / "other.sqlite")
+  ledger.set_cap("pets", Cap(1.0, DELTA))
+
+  with pytest.raises(InputError, match=r" --ledger \S*other.sqlite --max-eps"):
+    ledger.charge([make_charge_request(9.0)], Path("/run"), {})
+
+
+def test_cap_that_is_changed_makes_no_other_rows_private(
+  ledger, capsys, train_cache
+):
+  words = ["budget", "--cache", train_cache.path, "--max-delta", DELTA]
+  succeeds(capsys, *words, "--max-epsilon", 2, "--rows", "[:80%]")
+  before = ledger.shared(keys_of(train_cache))
+
+  _, err = succeeds(capsys, *words, "--max-epsilon", 3)
+
+  assert "all rows" not in err
+  assert ledger.shared(keys_of(train_cache)) == before
 
 
 # What is said of a cap.

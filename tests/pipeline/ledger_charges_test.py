@@ -65,7 +65,7 @@ class TestRows:
   def test_rows_under_another_name_are_refused(self, charge, kind):
     charge(1.0, keys=row_keys(1, 2, 3, kind=kind))
 
-    with pytest.raises(InputError, match="some of these rows are charged as"):
+    with pytest.raises(InputError, match="some rows of CACHE are charged as"):
       charge(1.0, dataset="cats", keys=row_keys(2, 3, 4, 5, kind=kind))
 
     charge(1.0, dataset="cats", keys=row_keys(4, 5, kind=kind))
@@ -75,7 +75,7 @@ class TestRows:
     charge(1.0, keys=row_keys(2, 9))
 
     with pytest.raises(
-      InputError, match="some of these rows are charged as 'pet"
+      InputError, match="some rows of CACHE are charged as 'pet"
     ):
       charge(1.0, dataset="cats", keys=row_keys(9))
 
@@ -86,7 +86,7 @@ class TestRows:
     ]
 
     with pytest.raises(
-      InputError, match="some of these rows are charged as 'b'"
+      InputError, match="some rows of CACHE are charged as 'b'"
     ):
       ledger.charge(requests, Path("/runs/x"), {})
 
@@ -114,7 +114,9 @@ class TestRows:
       make_charge_request(0.1, keys=row_keys(7)),
     ]
 
-    with pytest.raises(InputError, match="charged per example and per patient"):
+    with pytest.raises(
+      InputError, match="per patient, and this would be charged per exa"
+    ):
       ledger.charge(requests, Path("/runs/x"), {})
 
     assert ledger.entries() == []
@@ -122,7 +124,9 @@ class TestRows:
   def test_units_of_one_data_set_do_not_mix_later(self, charge):
     charge(0.1)
 
-    with pytest.raises(InputError, match="charged per example and per patient"):
+    with pytest.raises(
+      InputError, match="per example, and this would be charged per pat"
+    ):
       charge(0.1, unit="patient")
 
 
