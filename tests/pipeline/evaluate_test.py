@@ -1,7 +1,9 @@
 """Scores of a saved head: exact where labels are public, or paid for."""
 
 import json
+import pathlib
 from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -27,100 +29,175 @@ def head(tmp_path_factory, train_cache):
   return folder / "head"
 
 
-@pytest.fixture
-def hard(tmp_path):
+class HardRows(NamedTuple):
+  """A cache of rows, and the rows themselves."""
+
+  path: pathlib.Path
+  embedding: np.ndarray
+  label: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def hard(tmp_path_factory) -> HardRows:
   """600 test rows that are not all easy."""
-  rows = clusters((150,) * 4, seed=6, scatter=3.0)
-  write_rows(tmp_path / "hard", *rows, dataset="tests", split="test")
-  return tmp_path / "hard", rows
+  path = tmp_path_factory.mktemp("caches") / "hard"
+  embedding, label = clusters((150,) * 4, seed=6, scatter=3.0)
+  write_rows(path, embedding, label, dataset="tests", split="test")
+  return HardRows(path, embedding, label)
 
 
-def right(head, rows):
+@pytest.fixture(scope="module")
+def is_right(head, hard) -> np.ndarray:
+  """Whether the head is right about each row of `hard`, computed by NumPy."""
   saved = read_head(head).head
-  (x, y) = rows
-  logits = x.astype(np.float64) @ np.asarray(saved.kernel, np.float64)
-  return (logits + np.asarray(saved.bias)).argmax(axis=1) == y
+  logits = hard.embedding.astype(np.float64) @ saved.kernel.astype(np.float64)
+  return (logits + np.asarray(saved.bias)).argmax(axis=1) == hard.label
 
 
-def test_exact_accuracies_are_those_of_numpy(capsys, head, hard, ledger_file):
-  path, rows = hard
-  words = ["evaluate", head, "--cache", path, "--json"]
-  out, err = succeeds(capsys, *words)
-  found = json.loads(out)
-  hits = right(head, rows)
-  assert found["top1"] == hits.mean()
-  assert 0.4 < found["top1"] < 0.99
-  recall = [hits[rows[1] == k].mean() for k in range(4)]
-  assert list(found["recall"].values()) == pytest.approx(recall)
-  assert found["balanced"] == pytest.approx(np.mean(recall))
-  assert "does not know this head" in err
+@pytest.fixture
+def evaluate(capsys, head, hard):
+  """Returns a function that evaluates the head, and returns its `--json`."""
+
+  def run(*words) -> dict[str, Any]:
+    stdout, _ = succeeds(
+      capsys, "evaluate", head, "--cache", hard.path, *words, "--json"
+    )
+    return json.loads(stdout)
+
+  return run
+
+
+# Public labels: exact scores.
+
+
+def test_exact_accuracies_are_those_of_numpy(evaluate, hard, is_right):
+  facts = evaluate()
+
+  recall = [is_right[hard.label == k].mean() for k in range(4)]
+  assert facts["top1"] == is_right.mean()
+  assert list(facts["recall"].values()) == pytest.approx(recall)
+  assert facts["balanced"] == pytest.approx(np.mean(recall))
+  assert 0.4 < facts["top1"] < 0.99  # or any answer might be right
+
+
+def test_exact_scores_are_not_charged(evaluate, ledger_file):
+  evaluate()
+
   assert not ledger_file.exists()
-  first, rest = (
-    json.loads(succeeds(capsys, *words, "--rows", part)[0])["num_examples"]
-    for part in ("[:80%]", "[80%:]")
-  )
+
+
+def test_head_that_the_ledger_does_not_know_is_noted(capsys, head, hard):
+  _, stderr = succeeds(capsys, "evaluate", head, "--cache", hard.path)
+
+  assert "does not know this head" in stderr
+
+
+def test_two_parts_have_each_row_once(evaluate):
+  first = evaluate("--rows", "[:80%]")["num_examples"]
+  rest = evaluate("--rows", "[80%:]")["num_examples"]
+
   assert first + rest == 600
   assert 60 < rest < 180
 
 
-def test_private_labels_are_paid_for_and_noisy(capsys, head, hard, ledger_file):
-  path, rows = hard
-  words = ["evaluate", head, "--cache", path, *PAID]
-  found = [json.loads(succeeds(capsys, *words, "--json")[0]) for _ in range(2)]
-  exact = right(head, rows).mean()
-  assert found[0]["top1"] != found[1]["top1"]  # each is a release of its own
-  for each in found:
-    sd = (
-      mu_squared_from_epsilon(2.0, 1e-5) ** -0.5 / 600
-    )  # of one head: σ over n
-    assert each["accuracy_sd"] == pytest.approx(sd, rel=1e-6)
-    assert abs(each["top1"] - exact) < 6 * sd
-    assert each["balanced"] is None
-    assert each["recall"] is None
-  entries = Ledger(ledger_file).entries("tests")
-  assert spent(entries) == 2 * Fraction(mu_squared_from_epsilon(2.0, 1e-5))
-  out, _ = succeeds(capsys, *words)
-  assert "noisy counts, charged epsilon 2" in out
-  assert "95 % interval" in out
-  line = fails(capsys, "evaluate", head, "--cache", path)
+# Private labels: noisy scores, which are charged.
+
+
+# σ of the noise on the count of right answers, over 600 rows.
+ACCURACY_SD = mu_squared_from_epsilon(2.0, 1e-5) ** -0.5 / 600
+
+
+def test_noisy_accuracy_has_the_noise_of_its_epsilon(evaluate, is_right):
+  facts = evaluate(*PAID)
+
+  assert facts["accuracy_sd"] == pytest.approx(ACCURACY_SD, rel=1e-6)
+  assert facts["top1"] != is_right.mean()
+  assert abs(facts["top1"] - is_right.mean()) < 6 * ACCURACY_SD
+
+
+def test_noisy_scores_say_nothing_of_single_classes(evaluate):
+  facts = evaluate(*PAID)
+
+  assert facts["balanced"] is None
+  assert facts["recall"] is None
+
+
+def test_noisy_accuracy_asked_for_again_is_drawn_and_charged_again(
+  evaluate, ledger
+):
+  first = evaluate(*PAID)
+  second = evaluate(*PAID)
+
+  assert first["top1"] != second["top1"]
+  cost = Fraction(mu_squared_from_epsilon(2.0, 1e-5))
+  assert spent(ledger.entries("tests")) == 2 * cost
+
+
+def test_noisy_accuracy_is_printed_with_its_charge_and_interval(
+  capsys, head, hard
+):
+  stdout, _ = succeeds(capsys, "evaluate", head, "--cache", hard.path, *PAID)
+
+  assert "noisy counts, charged epsilon 2" in stdout
+  assert "95 % interval" in stdout
+
+
+def test_rows_that_were_scored_with_noise_get_no_exact_score(
+  capsys, evaluate, head, hard
+):
+  evaluate(*PAID)
+
+  line = fails(capsys, "evaluate", head, "--cache", hard.path)
+
   assert "more than half of the rows" in line
   assert "score them with --private-eval." in line
 
 
 @pytest.mark.parametrize("part", ["", "[:80%]"])
-def test_units_and_parts(capsys, tmp_path, head, part):
+def test_noisy_accuracy_of_units_counts_units_with_noise(
+  capsys, tmp_path, head, part
+):
   users = {"unit_id": np.arange(400) // 2, "dataset": "users"}
   write_clusters(tmp_path / "u", (100,) * 4, seed=5, **users)
   words = ["evaluate", head, "--cache", tmp_path / "u", "--private-eval", 8]
-  out, _ = succeeds(capsys, *words, "--delta", 1e-5, "--json", "--rows", part)
-  found = json.loads(out)
-  assert found["privacy_unit"] == "user"
-  assert found["top1"] > 0.8
-  assert 100 < found["num_examples"] < 300  # a noisy count, of users
+
+  stdout, _ = succeeds(
+    capsys, *words, "--delta", 1e-5, "--json", "--rows", part
+  )
+
+  facts = json.loads(stdout)
+  assert facts["privacy_unit"] == "user"
+  assert facts["top1"] > 0.8
+  assert 100 < facts["num_examples"] < 300
 
 
-def test_a_seed_is_not_private(capsys, head, hard, ledger_file):
-  words = ["evaluate", head, "--cache", hard[0], *PAID, "--noise-seed", 3]
-  outs = [succeeds(capsys, *words, "--json")[0] for _ in range(2)]
-  assert outs[0] == outs[1]
-  assert json.loads(outs[0])["private"] is False
-  assert [e.mu_squared for e in Ledger(ledger_file).entries()] == [None, None]
+def test_seeded_scores_are_the_same_again_and_not_private(evaluate):
+  first = evaluate(*PAID, "--noise-seed", 3)
+  second = evaluate(*PAID, "--noise-seed", 3)
+
+  assert first == second
+  assert first["private"] is False
+
+
+def test_seeded_scores_are_noted_and_charged_nothing(evaluate, ledger):
+  evaluate(*PAID, "--noise-seed", 3)
+
+  assert [entry.mu_squared for entry in ledger.entries()] == [None]
 
 
 class TestDryRun:
   def test_a_private_evaluation_states_cost_and_noise_and_charges_nothing(
     self, capsys, head, hard, ledger, tmp_path
   ):
-    words = ["evaluate", head, "--cache", hard[0], *PAID]
+    words = ["evaluate", head, "--cache", hard.path, *PAID]
     succeeds(capsys, *words)
     before = ledger.path.read_bytes()
 
     out, _ = succeeds(capsys, *words, "--dry-run", "--out", tmp_path / "a.json")
     found = json.loads(succeeds(capsys, *words, "--dry-run", "--json")[0])
 
-    sd = mu_squared_from_epsilon(2.0, 1e-5) ** -0.5 / 600
-    assert found["accuracy_sd"] == pytest.approx(sd)
-    assert f"noise of ±{196 * sd:.3g} points" in out
+    assert found["accuracy_sd"] == pytest.approx(ACCURACY_SD)
+    assert f"noise of ±{196 * ACCURACY_SD:.3g} points" in out
     assert "'tests' would be charged epsilon 2 now, and 2.9" in out
     assert "top1" not in found
     assert ledger.path.read_bytes() == before
@@ -129,7 +206,7 @@ class TestDryRun:
   def test_the_noise_of_a_part_is_that_of_the_evaluation(
     self, capsys, head, hard
   ):
-    words = ["evaluate", head, "--cache", hard[0], *PAID, "--rows", "[:80%]"]
+    words = ["evaluate", head, "--cache", hard.path, *PAID, "--rows", "[:80%]"]
 
     planned = json.loads(succeeds(capsys, *words, "--dry-run", "--json")[0])
     found = json.loads(succeeds(capsys, *words, "--json")[0])
@@ -142,8 +219,8 @@ class TestDryRun:
     self, capsys, head, hard, ledger
   ):
     cap = ["--max-epsilon", 1, "--max-delta", 1e-5]
-    succeeds(capsys, "budget", "--cache", hard[0], *cap)
-    words = ["evaluate", head, "--cache", hard[0], *PAID]
+    succeeds(capsys, "budget", "--cache", hard.path, *cap)
+    words = ["evaluate", head, "--cache", hard.path, *PAID]
 
     planned = fails(capsys, *words, "--dry-run")
 
@@ -154,8 +231,8 @@ class TestDryRun:
     self, capsys, head, hard, ledger, monkeypatch
   ):
     cap = ["--max-epsilon", 2, "--max-delta", 1e-5]
-    succeeds(capsys, "budget", "--cache", hard[0], *cap)
-    words = ["evaluate", head, "--cache", hard[0], *PAID]
+    succeeds(capsys, "budget", "--cache", hard.path, *cap)
+    words = ["evaluate", head, "--cache", hard.path, *PAID]
 
     def stop(*arguments):
       raise KeyboardInterrupt
@@ -179,7 +256,7 @@ class TestDryRun:
   def test_public_labels_are_checked_and_not_scored(
     self, capsys, head, hard, ledger
   ):
-    words = ["evaluate", head, "--cache", hard[0], "--dry-run"]
+    words = ["evaluate", head, "--cache", hard.path, "--dry-run"]
 
     out, _ = succeeds(capsys, *words)
 
