@@ -1,10 +1,8 @@
 """Heads of arrays in memory equal those of `train`, and are charged first."""
 
-import dataclasses
 import json
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from scipy import special
@@ -40,49 +38,106 @@ def heads(**changes: Any):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["lamb", "auto"])
-@pytest.mark.parametrize("units", [False, True])
-def test_train_heads_equals_train_and_keeps_the_order_of_epsilons(head, units):
+@pytest.mark.parametrize(
+  ("unit_ids", "unit"), [(None, "example"), (np.arange(N) // 2, "unit")]
+)
+def test_train_heads_equals_train_and_keeps_the_order_of_epsilons(
+  head, unit_ids, unit
+):
   epsilons = (1.0, 8.0, 2.0)
-  unit_ids = np.arange(N) // 2 if units else None
-  source = NoiseSource(7)
-  found = heads(epsilons=epsilons, head=head, source=source, unit_ids=unit_ids)
   data = dataset_from_arrays(ROWS, LABEL, num_classes=K, unit_ids=unit_ids)
-  how: dict[str, Any] = {"head": head, "epsilons": epsilons, "delta": DELTA}
-  how |= {"mu_squared_budget": cost(epsilons, DELTA), "source": NoiseSource(7)}
-  made = train(HEADS[head].prepare_rows(data), **how)
-  expected = {each.epsilon: each for each in made}
-  assert [each.trained.epsilon for each in found] == list(epsilons)
-  for each in found:
-    same = expected[each.trained.epsilon]
-    np.testing.assert_array_equal(each.head.kernel, same.head.kernel)
-    assert each.trained.releases == same.releases
-    assert each.privacy_unit == ("unit" if units else "example")
+  expected = {}
+  for trained in train(
+    HEADS[head].prepare_rows(data),
+    head=head,
+    epsilons=epsilons,
+    delta=DELTA,
+    mu_squared_budget=cost(epsilons, DELTA),
+    source=NoiseSource(7),
+  ):
+    expected[trained.epsilon] = trained
+
+  made = heads(
+    epsilons=epsilons, head=head, source=NoiseSource(7), unit_ids=unit_ids
+  )
+
+  assert [each.trained.epsilon for each in made] == list(epsilons)
+  for private_head in made:
+    same = expected[private_head.trained.epsilon]
+    np.testing.assert_array_equal(private_head.head.kernel, same.head.kernel)
+    assert private_head.trained.releases == same.releases
+    assert private_head.privacy_unit == unit
 
 
-@pytest.mark.parametrize("head", ["lamb", "auto"])
-def test_receipt_states_the_guarantee_of_what_was_released(head):
-  strict, loose = heads(epsilons=(2.0, 18.0), head=head)
-  assert loose.score(ROWS, LABEL) > 0.9
-  receipt = json.loads(json.dumps(loose.receipt()))
+# Receipts.
+
+
+@pytest.fixture(scope="module", params=["lamb", "auto"])
+def kind(request):
+  return request.param
+
+
+@pytest.fixture(scope="module")
+def loose_head(kind):
+  """The head of the larger of two epsilons, 2 and 18."""
+  _, loose = heads(epsilons=(2.0, 18.0), head=kind)
+  return loose
+
+
+@pytest.fixture(scope="module")
+def receipt(loose_head):
+  """The receipt of `loose_head`, as JSON has it."""
+  return json.loads(json.dumps(loose_head.receipt()))
+
+
+def test_head_is_right_about_its_rows(loose_head):
+  assert loose_head.score(ROWS, LABEL) > 0.9
+
+
+def test_receipt_states_the_head_and_where_its_noise_came_from(receipt, kind):
   stated = receipt["stated"]
-  follows = receipt["follows"]
+
   assert (stated["private"], stated["noise_source"]) == (True, "os.urandom")
-  assert (stated["head"], stated["num_examples"]) == (head, N)
+  assert (stated["head"], stated["num_examples"]) == (kind, N)
   assert stated["neighboring_relation"] == "REPLACE_SPECIAL"
-  assert stated["charged"] is False
-  cost = sum(each["noise_multiplier"] ** -2 for each in stated["releases"])
-  assert epsilon_of(cost, DELTA) <= follows["epsilon"] == 18.0
-  assert follows["mu_squared"] == pytest.approx(cost)
+
+
+def test_receipt_of_a_head_without_a_charge_says_so(receipt):
+  assert receipt["stated"]["charged"] is False
+
+
+def test_receipt_follows_from_the_releases_that_it_states(receipt):
+  mu_squared = 0.0
+  for release in receipt["stated"]["releases"]:
+    mu_squared += release["noise_multiplier"] ** -2
+
+  follows = receipt["follows"]
+  assert follows["mu_squared"] == pytest.approx(mu_squared)
+  assert epsilon_of(mu_squared, DELTA) <= follows["epsilon"] == 18.0
+
+
+def test_receipt_states_a_larger_epsilon_if_an_example_is_replaced(receipt):
+  follows = receipt["follows"]
+
   replaced = epsilon_of(4 * follows["mu_squared"], DELTA)
   assert follows["epsilon_if_replaced"] == replaced > 18
-  assert repr(loose) == (
-    f"PrivateHead({head}, feature_dim=6, num_classes=4, epsilon=18.0,"
+
+
+def test_repr_of_a_head_states_its_guarantee_and_shows_no_numbers_of_rows(
+  loose_head, kind
+):
+  assert repr(loose_head) == (
+    f"PrivateHead({kind}, feature_dim=6, num_classes=4, epsilon=18.0,"
     " delta=0.0001)"
   )
-  assert strict.trained.epsilon == 2.0
+
+
+# Charges.
 
 
 class WatchedSource(NoiseSource):
+  """Notes in `events` when noise is drawn."""
+
   def __init__(self, events):
     super().__init__()
     self.events = events
@@ -92,26 +147,30 @@ class WatchedSource(NoiseSource):
     return super().words(count)
 
 
-@pytest.mark.parametrize("head", ["lamb", "auto"])
-def test_train_heads_charges_once_and_before_any_noise(head):
+def test_train_heads_charges_once_and_before_any_noise(kind):
   events: list[Any] = []
   source = WatchedSource(events)
 
-  def charge(mu2, of):
-    events.append((mu2, of))
+  def charge(mu_squared, noise_source):
+    events.append((mu_squared, noise_source))
 
-  epsilons = (1.0, 2.0)
-  found = heads(epsilons=epsilons, head=head, source=source, charge=charge)
+  made = heads(epsilons=(1.0, 2.0), head=kind, source=source, charge=charge)
+
   assert events[0] == (mu_squared_from_epsilon(2.0, DELTA), source)
   assert set(events[1:]) == {"noise"}
-  assert all(each.receipt()["stated"]["charged"] for each in found)
-  events.clear()
+  for private_head in made:
+    assert private_head.receipt()["stated"]["charged"]
 
-  def refuse(mu2, of):
+
+def test_train_heads_draws_no_noise_where_the_charge_is_refused(kind):
+  events: list[Any] = []
+
+  def refuse(mu_squared, noise_source):
     raise InputError("the cap is 1.")
 
   with pytest.raises(InputError, match="the cap is 1"):
-    heads(head=head, source=source, charge=refuse)
+    heads(head=kind, source=WatchedSource(events), charge=refuse)
+
   assert not events
 
 
@@ -131,10 +190,18 @@ def test_train_heads_charges_once_and_before_any_noise(head):
 )
 def test_train_heads_refuses_bad_arguments_before_a_charge(changes, message):
   charges = []
+
+  def charge(*given):
+    charges.append(given)
+
   with pytest.raises(InputError, match=message) as error:
-    heads(**changes, charge=lambda *given: charges.append(given))
+    heads(**changes, charge=charge)
+
   assert "\n" not in str(error.value)
   assert not charges
+
+
+def test_train_heads_with_weak_privacy_allows_large_epsilon_and_delta():
   assert heads(epsilons=(400.0,), delta=1 / N, weak_privacy=True)
 
 
@@ -146,32 +213,78 @@ def test_train_heads_takes_strings_as_unit_ids():
   np.testing.assert_array_equal(by_name.head.kernel, by_number.head.kernel)
 
 
-def test_train_heads_states_its_options():
+def test_head_states_that_it_is_balanced_and_has_its_class_names():
   (balanced,) = heads(balanced=True, class_names=list("abcd"))
+
   assert balanced.receipt()["stated"]["options"] == {"balanced": True}
   assert balanced.class_names == ("a", "b", "c", "d")
   assert balanced.num_classes_source == "class_names"
+
+
+def test_head_states_the_digest_of_its_start():
   (started,) = heads(start=np.eye(K, D))
+
   assert "start_sha256" in started.receipt()["stated"]["options"]
-  how: dict[str, Any] = {"num_classes": K, "delta": DELTA}
-  one = train_head(ROWS, LABEL, epsilon=2.0, source=NoiseSource(1), **how)
+
+
+@pytest.fixture(scope="module")
+def seeded_head():
+  """From `train_head`, the function for a single epsilon."""
+  return train_head(
+    ROWS,
+    LABEL,
+    num_classes=K,
+    delta=DELTA,
+    epsilon=2.0,
+    source=NoiseSource(1),
+  )
+
+
+def test_train_head_equals_train_heads_of_one_epsilon(seeded_head):
   (other,) = heads(source=NoiseSource(1))
-  assert not one.receipt()["stated"]["private"]
-  assert "NOT PRIVATE" in repr(one)
-  assert one.receipt() == other.receipt()
-  np.testing.assert_array_equal(one.head.kernel, other.head.kernel)
-  assert one.trained.options == HeadOptions().as_json()
+
+  assert seeded_head.receipt() == other.receipt()
+  np.testing.assert_array_equal(seeded_head.head.kernel, other.head.kernel)
 
 
-def test_predictions_are_those_that_evaluate_heads_counts():
-  (head,) = heads(head="momentum", epsilons=(18.0,))
+def test_head_of_seeded_noise_says_that_it_is_not_private(seeded_head):
+  assert not seeded_head.receipt()["stated"]["private"]
+  assert "NOT PRIVATE" in repr(seeded_head)
+
+
+def test_head_without_options_states_the_usual_ones(seeded_head):
+  assert seeded_head.trained.options == HeadOptions().as_json()
+
+
+# Predictions.
+
+
+@pytest.fixture(scope="module")
+def momentum_head():
+  (made,) = heads(head="momentum", epsilons=(18.0,))
+  return made
+
+
+def test_predictions_are_those_that_evaluate_heads_counts(momentum_head):
   rows = {"embedding": ROWS, "label": LABEL}
-  accuracy, same = evaluate_heads([head, head.head], [rows])
-  assert accuracy == same
-  assert accuracy.top1 == head.score(ROWS, LABEL) > 0.9
-  chances = head.predict_proba(ROWS)
+
+  accuracy, of_kernel = evaluate_heads(
+    [momentum_head, momentum_head.head], [rows]
+  )
+
+  assert accuracy == of_kernel
+  assert accuracy.top1 == momentum_head.score(ROWS, LABEL) > 0.9
+
+
+def test_predict_proba_adds_up_to_one_and_is_largest_for_the_prediction(
+  momentum_head,
+):
+  chances = momentum_head.predict_proba(ROWS)
+
   np.testing.assert_allclose(chances.sum(axis=1), 1)
-  np.testing.assert_array_equal(chances.argmax(axis=1), head.predict(ROWS))
+  np.testing.assert_array_equal(
+    chances.argmax(axis=1), momentum_head.predict(ROWS)
+  )
 
 
 @pytest.mark.long
@@ -186,83 +299,54 @@ def test_predict_proba_is_about_as_sure_as_the_head_is_right(head):
     rows, label, num_classes=10, epsilon=4.0, delta=1e-4, head=head
   )
 
-  found = log_loss(trained.predict_proba(test_rows), test_label)
+  chances = trained.predict_proba(test_rows)
 
-  logits = np.log(trained.predict_proba(test_rows))
-  best = min(
-    log_loss(special.softmax(scale * logits, axis=1), test_label)
-    for scale in np.geomspace(0.1, 10, 40)
-  )
+  found = log_loss(chances, test_label)
+  best = np.inf
+  for scale in np.geomspace(0.1, 10, 40):
+    scaled = special.softmax(scale * np.log(chances), axis=1)
+    best = min(best, log_loss(scaled, test_label))
   assert found < 1.34 * best + 0.01
   assert found < 0.2 < log_loss(np.full((1, 10), 0.1), test_label[:1])
 
 
-def test_predict_proba_of_a_row_of_zeros_is_finite():
-  for head in ("auto", "lamb"):
-    (trained,) = heads(head=head)
-    chances = trained.predict_proba(np.zeros((2, D)))
-    np.testing.assert_allclose(chances.sum(axis=1), 1)
+def test_predict_proba_of_a_row_of_zeros_adds_up_to_one(loose_head):
+  chances = loose_head.predict_proba(np.zeros((2, D)))
+
+  np.testing.assert_allclose(chances.sum(axis=1), 1)
 
 
-@pytest.mark.parametrize("head", ["momentum", "auto"])
-def test_predict_refuses_rows_of_another_width_or_not_finite(head):
-  (trained,) = heads(head=head)
-  for shape in (2, D + 1), (D,), (1, 2, D):
-    with pytest.raises(InputError, match=r"the head takes \[n, 6\]"):
-      trained.predict(np.zeros(shape, np.float32))
-  assert trained.predict(np.zeros((0, D))).shape == (0,)
-  for value in (np.nan, np.inf, -np.inf, 7.7e300):
-    rows = ROWS[:5].astype(float)
-    rows[3] = value
-    with pytest.raises(InputError, match=r"embeddings\[3\] is") as error:
-      trained.predict(rows)
-    assert "\n" not in str(error.value)
-    assert "7.7" not in str(error.value)
-  assert not dataclasses.fields(trained)[0].repr or "array" not in repr(trained)
+@pytest.mark.parametrize("shape", [(2, D + 1), (D,), (1, 2, D)])
+def test_predict_refuses_rows_of_another_shape(loose_head, shape):
+  with pytest.raises(InputError, match=r"the head takes \[n, 6\]"):
+    loose_head.predict(np.zeros(shape, np.float32))
 
 
-@pytest.mark.parametrize(
-  ("given", "message"),
-  [
-    ({"embeddings": np.ones((2, 3), int)}, "embeddings are int64"),
-    ({"embeddings": np.array([["a"]], object)}, "embeddings are object"),
-    ({"embeddings": np.ones(3)}, r"embeddings are float64 \(3,\)"),
-    ({"embeddings": np.ones((0, 3))}, "at least one row"),
-    ({"embeddings": np.ones((3, 0))}, "at least one row"),
-    ({"embeddings": np.full((2, 3), np.nan)}, r"embeddings\[0\] is not finite"),
-    ({"embeddings": np.full((2, 3), 3e38)}, "too long for float32"),
-    ({"labels": np.ones(2)}, "labels are float64"),
-    ({"labels": np.ones(3, int)}, r"labels are int64 \(3,\)"),
-    ({"labels": np.ones((2, 1), int)}, "give 2 integers, one a row"),
-    ({"labels": np.array([0, 4])}, r"labels\[1\] is not one of the num_"),
-    ({"labels": np.array([-1, 0])}, r"labels\[0\] is not one"),
-    ({"num_classes": 0}, "is not one of the num_classes=0"),
-    ({"unit_ids": np.ones(2)}, "unit_ids are float64"),
-    ({"unit_ids": np.array(["a", None])}, "unit_ids are object"),
-    ({"unit_ids": np.zeros(1, int)}, "unit_ids are int64"),
-  ],
-)
-def test_dataset_from_arrays_refuses_invalid_arrays(given, message):
-  right = {"embeddings": np.ones((2, 3), np.float32), "num_classes": 4}
-  with pytest.raises(InputError, match=message) as refused:
-    dataset_from_arrays(**(right | {"labels": np.zeros(2, int)} | given))
-  assert "\n" not in str(refused.value)
+def test_predict_of_no_rows_is_no_classes(loose_head):
+  assert loose_head.predict(np.zeros((0, D))).shape == (0,)
 
 
-@pytest.mark.slow
-def test_dataset_from_arrays_uses_float16_without_a_copy():
-  x = jax.numpy.ones((3, 2))
-  data = dataset_from_arrays(x, np.array([0, 1, 1], np.uint8), num_classes=2)
-  assert (data.n, data.feature_dim, data.num_classes) == (3, 2, 2)
-  assert not data.has_units
-  half = np.ones((3, 2), np.float16)
-  (block,) = dataset_from_arrays(half, np.zeros(3, int), num_classes=1).blocks()
-  assert block["embedding"] is half
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 7.7e300])
+def test_predict_refuses_rows_that_are_not_finite_without_their_values(
+  loose_head, value
+):
+  rows = ROWS[:5].astype(float)
+  rows[3] = value
+
+  with pytest.raises(InputError, match=r"embeddings\[3\] is") as error:
+    loose_head.predict(rows)
+
+  assert "\n" not in str(error.value)
+  assert "7.7" not in str(error.value)
 
 
-@pytest.mark.parametrize("has_units", [False, True])
-def test_train_heads_of_zeros_alone_charges_nothing(has_units):
+@pytest.mark.parametrize("unit_ids", [None, np.arange(200) // 2])
+def test_train_heads_of_zeros_alone_charges_nothing(unit_ids):
   charged = []
+
+  def charge(*given):
+    charged.append(given)
+
   with pytest.raises(InputError, match="all embeddings are zeros"):
     train_heads(
       np.zeros((200, 4), np.float32),
@@ -270,7 +354,8 @@ def test_train_heads_of_zeros_alone_charges_nothing(has_units):
       num_classes=2,
       epsilons=(1.0,),
       delta=1e-5,
-      unit_ids=np.arange(200) // 2 if has_units else None,
-      charge=lambda *_: charged.append(1),
+      unit_ids=unit_ids,
+      charge=charge,
     )
+
   assert not charged
