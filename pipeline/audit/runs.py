@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 
 import numpy as np
 
@@ -92,9 +93,12 @@ def audit_synthetic(
   faults: list[str] = []
   # Coins are tossed anew in each run. Guesses of all runs are counted together:
   # given the coins they are independent, as their noise is.
-  # Runs take seconds to minutes each, so each is announced.
+  # Runs take seconds to minutes each, so each is announced. The rows are made
+  # up, so that their running time gives nothing away.
+  started = time.monotonic()
   for run in range(runs):
-    print(f"audit: run {run + 1} of {runs}", file=sys.stderr)
+    seconds = time.monotonic() - started
+    print(describe_progress(run, runs, seconds), file=sys.stderr)
     rows, coins = sample_canaries(canaries, claim.head)
     observed = observe_training(rows, claim)
     faults += find_faults(observed, coins, rows.data.weight)
@@ -108,6 +112,26 @@ def audit_synthetic(
     claim.delta,
   )
   return bounds, list(dict.fromkeys(faults))
+
+
+def describe_progress(done: int, runs: int, seconds: float) -> str:
+  """Says which run begins, and about how long all that is left will take.
+
+  >>> describe_progress(0, 10, 0.0), describe_progress(4, 10, 200.0)
+  ('audit: run 1 of 10', 'audit: run 5 of 10, about 5 minutes left')
+
+  Args:
+    done: how many runs are done.
+    runs: how many there are.
+    seconds: what these took.
+  """
+  line = f"audit: run {done + 1} of {runs}"
+  if not done:
+    return line
+  seconds_left = seconds / done * (runs - done)
+  if seconds_left < 90:
+    return f"{line}, about {math.ceil(seconds_left)} seconds left"
+  return f"{line}, about {math.ceil(seconds_left / 60)} minutes left"
 
 
 def bounds_among_real_rows(

@@ -40,8 +40,10 @@ class Flags(CommandFlags):
 
   Canaries are rows that are in the data by the toss of a coin; right guesses of
   the coins bound epsilon from below. Without --cache they go into ten runs on
-  synthetic rows, which are not charged; with --cache they go among its rows in
-  one run, which is charged. Exit status 1 if epsilon is more than was claimed.
+  synthetic rows, which are not charged. That takes some minutes; after the
+  first run it says how many are left, and fewer --canaries take less time, but
+  prove less. With --cache they go among its rows in one run, which is charged.
+  Exit status 1 if epsilon is more than was claimed.
   """
 
   EXAMPLES: ClassVar = (

@@ -12,6 +12,7 @@ from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.entries import spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
+from oneshot_dp.pipeline.runs.messages import _few_rows
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_heads import mu2_of
 from tests.sample_caches import DIM, clusters, write_clusters, write_rows
@@ -86,6 +87,36 @@ class TestWarnings:
     words = "TRAIN --cache few --epsilon 1 --head lamb --out h"
     succeeds(capsys, *place(words))
     assert ledger.path.exists()
+
+  @pytest.mark.parametrize(
+    ("rows_of_class", "expected"),
+    [(11, "little better than chance"), (12, "weak"), (44, "weak"), (45, "")],
+  )
+  def test_heads_are_called_weak_below_twelve_sigma_and_useless_below_three(
+    self, rows_of_class, expected
+  ):
+    noise_multiplier = float(mu2_of(1.0)) ** -0.5  # 3.73
+
+    warnings = _few_rows(
+      rows_of_class=rows_of_class, noise_multiplier=noise_multiplier
+    )
+
+    assert len(warnings) == bool(expected)
+    assert expected in "".join(warnings)
+
+  def test_of_units_it_says_how_many_are_too_few_and_not_how_many_there_are(
+    self, capsys, place
+  ):
+    x, y = clusters((500,) * 4)
+    said = set()
+    for num_units in 7, 8:
+      folder = Path(f"c{num_units}")
+      write_rows(folder, x, y, unit_id=np.arange(len(y)) % num_units)
+      words = place(f"TRAIN --cache {folder} --epsilon 1 --dry-run --out h")
+      said.add(succeeds(capsys, *words)[0])
+
+    (out,) = said
+    assert "fewer than about 45 such units, however many rows they" in out
 
   def test_one_class_is_refused_and_not_charged(self, capsys, place, ledger):
     write_clusters(Path("one"), (50,))
