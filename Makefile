@@ -41,7 +41,7 @@ test-fast: $(VENV)/.project $(VENV)/.libtpu ## a quick look: not the slow ones, 
 	@ONESHOT_DP_CHECK_TYPES=0 XLA_FLAGS="$(HASTE)" $(PYTEST) -m "not slow and not long and not stores" $(PYTEST_ARGS)
 
 test-stores: $(VENV)/.project ## real object stores on the loopback (built by Go)
-	@$(PYTEST) -m stores tests/extract/storage_test.py tests/extract/storage_faults_test.py tests/pipeline/bucket_output_test.py $(PYTEST_ARGS)
+	@$(PYTEST) -m stores tests/extract/storage_test.py tests/extract/storage_faults_test.py tests/pipeline/buckets $(PYTEST_ARGS)
 
 test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 	@$(PYTHON) tests/packaging/versions.py --uv $(UV) --oldest --newest
