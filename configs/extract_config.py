@@ -31,7 +31,7 @@ NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 
 MAX_PIXELS = 1 << 26
 """Pixels of an image that is read without being asked for: 8,192 x 8,192."""
-BIT_DEPTHS = (10, 12, 14, 16)
+BIT_DEPTHS = (8, 10, 12, 14, 16)
 EXAMPLE = "example"
 """The privacy unit where every row is one of its own."""
 SAME_IMAGE = "same-image"
@@ -149,8 +149,8 @@ class PreprocessConfig:
     resize: a number: the shorter side is resized to this many pixels, then the
       central square is cropped. "square": both sides are resized straight to
       `image_size`. Default: the backbone's own, in proportion.
-    bit_depth: how many bits of each sample of 16-bit files are used: 10, 12, 14
-      or 16. Default: 16, and files that may hold fewer are refused.
+    bit_depth: how many bits of each sample of 16-bit files are used: 8, 10, 12,
+      14 or 16. Default: 16, and files that may hold fewer are refused.
 
   Raises:
     InputError: a number is below 1, or no bit depth.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import simplejpeg
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
 from PIL import ExifTags, Image, ImageFile
 
 from oneshot_dp.configs.errors import one_line
@@ -36,15 +36,21 @@ _PROGRESSIVE_BYTES = 12
 _OTHER_BYTES = 7
 _ROWS_AT_ONCE = 256
 _HIGH_BYTE_OF_14_BITS = 1 << 6
+_FEW = 1 / 32
 
 
 IMAGE_SUFFIXES: tuple[str, ...] = (
   ".jpg",
   ".jpeg",
   ".jpe",
+  ".jfif",
+  ".pjpeg",
+  ".pjp",
   ".png",
+  ".apng",
   ".webp",
   ".bmp",
+  ".dib",
   ".gif",
   ".avif",
 )
@@ -228,33 +234,48 @@ def _rgb_of_16_bits(
   """A PNG of 16 bits per sample, of which the highest eight used are kept.
 
   Cameras and scanners of 10, 12 or 14 bits store their numbers as they are, in
-  samples of 16 bits. Read as 16 bits they are nearly black, and nothing in the
-  file says so; but none of them reaches 2^14. A picture that uses 16 bits and
-  stays below that everywhere is darker than a quarter of white: rare enough
-  that a person is asked. A black one is black at every depth.
+  samples of 16 bits, and programs those of 8. Read as 16 bits they are nearly
+  black, and nothing in the file says so; but hardly any of them reaches 2^14:
+  dead pixels and letters that were drawn on top may be white. A picture that
+  uses 16 bits and stays below that nearly everywhere is darker than a quarter
+  of white: rare enough that a person is asked. A black one is black at every
+  depth.
 
   Raises:
-    DecodeError: all samples are so small, and nobody says how many bits are
-      used; or one needs more bits than somebody says.
+    DecodeError: nearly all samples are so small, and nobody says how many bits
+      are used; or many need more bits than somebody says.
   """
   raw_mode = str(opened.tile[0].args)
   high = _rgb(opened)
-  largest = int(high.max())
-  if bit_depth is None and 0 < largest < _HIGH_BYTE_OF_14_BITS:
-    raise DecodeError(
-      "the image has 16 bits per sample, and none of them above 2^14: give"
-      " --bit-depth 10, 12 or 14 if that many are used, or 16 if it is so dark"
-    )
-  if bit_depth in (None, 16):
+  if bit_depth == 16:
     return high
-  if largest >> (bit_depth - 8):
+  if bit_depth is None:
+    if not _are_few(high >= _HIGH_BYTE_OF_14_BITS):
+      return high
+    if high.any() or _low_bytes(image, raw_mode).any():
+      raise DecodeError(
+        "the image has 16 bits per sample, and hardly any of them above 2^14:"
+        " give --bit-depth 8, 10, 12 or 14 if that many are used, or 16 if it"
+        " is so dark"
+      )
+    return high
+  # What is said of a camera is said of the samples that it made: white of 16
+  # bits is white at its depth, too.
+  is_brighter = (high.astype(np.uint16) >> (bit_depth - 8)) > 0
+  if not _are_few(is_brighter):
     raise DecodeError(
       f"the image has samples of more than --bit-depth {bit_depth} bits"
     )
   # The eight highest bits that are used lie in both bytes: those of the high
   # one move up, and the upper ones of the low byte follow.
   low = _low_bytes(image, raw_mode)
-  return (high << (16 - bit_depth)) | (low >> (bit_depth - 8))
+  pixels = (high << (16 - bit_depth)) | (low >> (bit_depth - 8))
+  return np.where(is_brighter, np.uint8(255), pixels)
+
+
+def _are_few(is_bright: Bool[np.ndarray, "h w 3"]) -> bool:
+  """Whether they are no more than dead pixels, a frame or letters are."""
+  return bool(np.count_nonzero(is_bright) <= _FEW * is_bright.size)
 
 
 def _low_bytes(image: bytes, raw_mode: str) -> UInt8[np.ndarray, "h w 3"]:

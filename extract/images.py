@@ -90,7 +90,7 @@ def decode_image(
   * Transparency is dropped, not blended: a transparent pixel keeps the color
     that is stored under it.
   * 16 bits per channel become 8 by keeping the high byte. Where only the low
-    10, 12 or 14 of them are used, `bit_depth` has to say so.
+    8, 10, 12 or 14 of them are used, `bit_depth` has to say so.
   * Palette, grayscale, 1-bit and CMYK images are converted to RGB; color
     profiles are not applied. Of an animation, the first frame is read.
 
@@ -98,7 +98,8 @@ def decode_image(
     image: an encoded JPEG, PNG, WebP, BMP, GIF or AVIF, or HEIC where
       pillow-heif is installed; or uint8 pixels [h, w, 3] (returned as they are,
       uncopied), [h, w, 1] or [h, w].
-    bit_depth: how many bits of 16-bit samples are used: 10, 12, 14 or 16.
+    bit_depth: how many bits of 16-bit samples are used: 8, 10, 12, 14 or
+      16.
     max_pixels: images that have more are refused by their header.
 
   Returns:

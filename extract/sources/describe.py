@@ -31,6 +31,7 @@ from oneshot_dp.extract.sources.formats import (
   is_image,
   is_table,
   is_unreadable_photograph,
+  left_out_warnings,
   unreadable_photographs,
 )
 from oneshot_dp.extract.sources.labels import MissingFlagError
@@ -92,9 +93,7 @@ def describe_images(
     found = _describe_folder(config, paths[0], files, report)
   else:
     found = _describe_tables(config, paths, files, report)
-  photographs = [p for p in report.passed_over if is_unreadable_photograph(p)]
-  if photographs:
-    report.warnings.append(unreadable_photographs(photographs))
+  report.warnings += left_out_warnings(report.passed_over)
   _scan_images(found, report, bit_depth, max_pixels)
   return report.escaped()
 

@@ -5,6 +5,7 @@ A new format is a file beside this one and a row here. `extract`, `predict` and
 """
 
 import os
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,19 +53,15 @@ _IMAGE = Format(
   read_image=_read_file,
 )
 # Formats of photographs that are not read: a person who has them must not
-# believe that they were.
-_UNREADABLE = (
-  ".tif",
-  ".tiff",
-  ".heic",
-  ".heif",
-  ".jxl",
-  ".jp2",
-  ".dng",
-  ".nef",
-  ".cr2",
-  ".cr3",
-  ".arw",
+# believe that they were. Of cameras, of hospitals, and of other programs.
+_UNREADABLE = re.compile(
+  r"\.(tiff?|hei[cf]s?|hif|jxl|jp[2fx]|j2k|psd|dng|nef|cr[23]|arw|raw|rw2|orf"
+  r"|raf|pef|srw|dcm|dicom|nii|svs|ndpi|p[bgnp]m|exr|hdr|tga|ico|svg|eps)"
+)
+# Files that lie beside photographs, and are none.
+_DOCUMENT = re.compile(
+  r"\.(txt|[ct]sv|jsonl?|xml|ya?ml|toml|ini|md|rst|html?|pdf|docx?|xlsx?|py"
+  r"|ipynb|log|db|mat|pkl|md5|sha256)|readme|license|copying|makefile|_success"
 )
 FORMATS = (
   _IMAGE,
@@ -127,7 +124,39 @@ def is_table(path: str) -> bool:
 
 def is_unreadable_photograph(path: str) -> bool:
   """Whether a file is named as an image of a format that is not read."""
-  return path.lower().endswith(_UNREADABLE) and not is_image(path)
+  suffix = os.path.splitext(path)[1].lower()
+  return bool(_UNREADABLE.fullmatch(suffix)) and not is_image(path)
+
+
+def _is_document(path: str) -> bool:
+  """Whether a file is named as one that is no photograph."""
+  stem, suffix = os.path.splitext(os.path.basename(path).lower())
+  return bool(_DOCUMENT.fullmatch(suffix or stem))
+
+
+def left_out_warnings(others: Sequence[str]) -> list[str]:
+  """Says which of the files that are passed over are, or may be, photographs.
+
+  Args:
+    others: names of files that are neither read as images nor as tables.
+  """
+  photographs: list[str] = []
+  unknown: list[str] = []
+  for path in others:
+    if is_unreadable_photograph(path):
+      photographs.append(path)
+    elif not is_table(path) and not _is_document(path):
+      unknown.append(path)
+  warnings: list[str] = []
+  if photographs:
+    warnings.append(unreadable_photographs(photographs))
+  if unknown:
+    warnings.append(
+      f"{len(unknown):,} files are not named as images, and are LEFT OUT:"
+      f" {format_names(unknown)}; if they are, give their names the suffix of"
+      " their format"
+    )
+  return warnings
 
 
 def unreadable_photographs(paths: Sequence[str]) -> str:

@@ -5,14 +5,19 @@ the labels.
 """
 
 import collections
+import functools
 import json
+import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from oneshot_dp.configs.errors import InputError, check_name, check_num_classes
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources.listed_files import format_names
+
+_NUMBER = re.compile(r"[+-]?[0-9]{1,300}(\.[0-9]{0,300})?")
 
 
 class MissingFlagError(InputError):
@@ -121,8 +126,8 @@ def _differing_names(place: str, names: Sequence[str]) -> InputError:
 def _known_labels(names: Sequence[str], are_indices: bool) -> dict[Any, int]:
   """The class index of each label that rows may have.
 
-  Where every class has a number as its name, as of {1, 2, 3} or of house
-  numbers, the label 2 is the class that is called "2" and not the third one.
+  Where every class has a number as its name, as of {1, 2, 3}, {-1, +1} or
+  {1.0, 2.0}, the label 2 is the class that is called "2" and not the third one.
   Where only some have, an integer could be read either way, and is refused.
   """
   known: dict[Any, int] = {}
@@ -130,14 +135,15 @@ def _known_labels(names: Sequence[str], are_indices: bool) -> dict[Any, int]:
     known[name] = label
   # Labels may be names or numbers. Where they could be both, one of the two
   # rules would put some rows into the wrong class without a word.
-  are_numbers = [name.isascii() and name.isdecimal() for name in names]
+  numbers = [_number_of(name) for name in names]
+  are_numbers = [number is not None for number in numbers]
   if are_indices:
     for label in range(len(names)):
       known[label] = label
   elif all(are_numbers):
-    for label, name in enumerate(names):
-      known[int(name)] = label
-    if len({int(name) for name in names}) < len(names):
+    for label, number in enumerate(numbers):
+      known[number] = label
+    if len(set(numbers)) < len(names):
       raise InputError(
         f"two classes have one number as their name: {format_names(names)};"
         " rename one."
@@ -147,6 +153,37 @@ def _known_labels(names: Sequence[str], are_indices: bool) -> dict[Any, int]:
       known[label] = label
       known[str(label)] = label
   return known
+
+
+def _number_of(name: str) -> float | None:
+  """The number that a name is, or None; an integer is equal to its float."""
+  # Digits of other scripts, and wide ones, are digits, too.
+  text = unicodedata.normalize("NFKC", name).strip()
+  if not _NUMBER.fullmatch(text):
+    return None
+  return float(text) if "." in text else int(text)
+
+
+@functools.cache
+def _warn_of_counted(names: tuple[str, ...]) -> None:
+  """Warns of classes that are counted from 1, say, where labels are from 0.
+
+  It prints once for all files of a data set.
+  """
+  found: list[int] = []
+  for name in names:
+    digits = re.findall(r"[0-9]{1,9}", name)
+    if len(digits) != 1 or _number_of(name) is not None:
+      return
+    found.append(int(digits[0]))
+  first = min(found)
+  counted = list(range(first, first + len(names)))
+  if sorted(found) == counted and found != list(range(len(names))):
+    print(
+      "WARNING: labels are numbers, and count the classes from 0: 0 is"
+      f" {names[0]!r}; give names as labels if the number in a name is meant.",
+      file=sys.stderr,
+    )
 
 
 def label_numbers(
@@ -171,7 +208,10 @@ def label_numbers(
   """
   # All rows are looked at before anything is said: a person who fixes one row
   # at a time would need as many runs.
+  values = list(values)
   known = _known_labels(names, are_indices)
+  if not are_indices and values and type(values[0]) is int:
+    _warn_of_counted(tuple(names))
   labels: list[int] = []
   wrong: list[str] = []
   for row, value in enumerate(values):
@@ -190,7 +230,7 @@ def label_numbers(
 
 def _or_number(names: Sequence[str]) -> str:
   """How else than by its name a class may be meant, for messages."""
-  if any(name.isdecimal() for name in names):
+  if any(_number_of(name) is not None for name in names):
     return "(as names are numbers, numbers are names)"
   return f"or from 0 to {len(names) - 1}"
 

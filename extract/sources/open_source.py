@@ -27,6 +27,7 @@ from oneshot_dp.extract.sources.formats import (
   is_image,
   is_table,
   is_unreadable_photograph,
+  left_out_warnings,
   unreadable_photographs,
 )
 from oneshot_dp.extract.sources.labels import class_names, label_numbers
@@ -129,10 +130,8 @@ def _open_images(config: SourceConfig, root: str, files: FileTable) -> Source:
 
 def _report_passed_over(root: str, others: Sequence[str]) -> None:
   """Says which files of a data set are not read, and warns of photographs."""
-  photographs = [path for path in others if is_unreadable_photograph(path)]
-  if photographs:
-    message = f"{root}: {unreadable_photographs(photographs)}"
-    shown = escaped(message, but="")[:_PASSED_OVER_CHARACTERS]
+  for warning in left_out_warnings(others):
+    shown = escaped(f"{root}: {warning}", but="")[:_PASSED_OVER_CHARACTERS]
     print(f"WARNING: {shown}", file=sys.stderr)
   if others:
     suffixes = {os.path.splitext(path)[1].lower() for path in others}

@@ -164,7 +164,7 @@ BIT_DEPTH = Flag(
   parse=int,
   form="|".join(map(str, BIT_DEPTHS)),
   choices=tuple(map(str, BIT_DEPTHS)),
-  help="How many bits 16-bit files really use, so that images of 10, 12 or 14"
+  help="How many bits 16-bit files really use, so that images of 8 to 14"
   " bits do not come out nearly black.",
 )
 PIXEL_LIMIT = Flag(

@@ -207,7 +207,7 @@ def test_files_of_fewer_bits_than_those_of_the_training_are_refused(
 ):
   words = ("predict", digits_head.path, twelve_bits, "--out", "-")
 
-  assert "give --bit-depth 10, 12 or 14" in fails(capsys, *words)
+  assert "give --bit-depth 8, 10, 12 or 14" in fails(capsys, *words)
 
 
 def test_files_of_fewer_bits_are_labeled_with_the_flag(

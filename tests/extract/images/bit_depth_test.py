@@ -53,15 +53,15 @@ def as_rgb(samples: np.ndarray, kind: str, bits: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", COLOR_TYPES)
-@pytest.mark.parametrize("bits", [10, 12, 14])
+@pytest.mark.parametrize("bits", [8, 10, 12, 14])
 def test_a_16_bit_file_that_may_hold_fewer_bits_is_refused(bits, kind):
   data = encode_png16(samples_of(bits, kind), COLOR_TYPES[kind])
-  with refused("give --bit-depth 10, 12 or 14 if", DecodeError):
+  with refused("give --bit-depth 8, 10, 12 or 14 if", DecodeError):
     decode_image(data)
 
 
 @pytest.mark.parametrize("kind", COLOR_TYPES)
-@pytest.mark.parametrize("bits", [10, 12, 14, 16])
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
 def test_the_highest_eight_of_the_bits_that_are_used_are_kept(bits, kind):
   samples = samples_of(bits, kind)
   decoded = decode_image(encode_png16(samples, COLOR_TYPES[kind]), bits)
@@ -91,6 +91,27 @@ def test_a_sample_above_the_depth_that_is_said_is_refused(kind):
   data = encode_png16(samples_of(14, kind), COLOR_TYPES[kind])
   with refused("samples of more than --bit-depth 12 bits", DecodeError):
     decode_image(data, 12)
+
+
+def with_a_white_frame(samples: np.ndarray) -> np.ndarray:
+  """White of 16 bits in a few pixels, as a dead pixel or a drawn letter is."""
+  framed = samples.copy()
+  framed[0, :15] = 65535
+  return framed
+
+
+def test_a_12_bit_file_with_some_white_of_16_bits_is_refused():
+  data = encode_png16(with_a_white_frame(samples_of(12)), 0)
+  with refused("hardly any of them above 2", DecodeError):
+    decode_image(data)
+
+
+def test_some_white_of_16_bits_is_white_at_the_depth_that_is_said():
+  samples = with_a_white_frame(samples_of(12))
+  decoded = decode_image(encode_png16(samples, 0), 12)
+  expected = as_rgb(samples_of(12), "gray", 12).copy()
+  expected[0, :15] = 255
+  np.testing.assert_array_equal(decoded, expected)
 
 
 def test_a_depth_says_nothing_about_files_of_8_bits():

@@ -216,6 +216,12 @@ def test_photographs_of_other_formats_are_warned_of(spoiled):
   assert r"WARNING: 1 photographs" in describe(spoiled).text
 
 
+def test_files_that_may_be_photographs_are_warned_of(tmp_path):
+  write_files(tmp_path, "a/1.png", "b/2.png", "b/3")
+
+  assert "LEFT OUT: 'b/3'" in describe(tmp_path).text
+
+
 def test_a_folder_of_unreadable_photographs_only_is_a_fault(tmp_path):
   write_files(tmp_path, "a/1.tif", "b/2.jxl")
   assert "LEFT OUT: 'a/1.tif', 'b/2.jxl'" in describe(tmp_path).faults[0]

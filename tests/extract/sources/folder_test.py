@@ -260,7 +260,9 @@ def test_an_enormous_file_is_refused_before_it_is_read(tmp_path):
     open_dataset(tmp_path)[0]
 
 
-@pytest.mark.parametrize("suffix", ["tif", "TIFF", "jxl", "dng"])
+@pytest.mark.parametrize(
+  "suffix", ["tif", "TIFF", "jxl", "dng", "dcm", "psd", "rw2"]
+)
 def test_photographs_of_other_formats_are_warned_of_by_name(
   tmp_path, capsys, suffix
 ):
@@ -270,6 +272,26 @@ def test_photographs_of_other_formats_are_warned_of_by_name(
   assert "WARNING: " in message
   assert "1 photographs are of a format that is not read" in message
   assert f"LEFT OUT: 'b/3.{suffix}'; convert them" in message
+
+
+@pytest.mark.parametrize("name", ["IMG_1", "3.jpg.1", "3.jpg~", "3.jpg.gz"])
+def test_files_that_may_be_photographs_are_warned_of_by_name(
+  tmp_path, capsys, name
+):
+  write_files(tmp_path, "a/1.png", "b/2.png", f"b/{name}", "README", "x.csv")
+
+  assert len(open_dataset(tmp_path)) == 2
+  warning = f"WARNING: {tmp_path}: 1 files are not named as images, and are"
+  message = capsys.readouterr().err
+  assert warning in message
+  assert f"LEFT OUT: 'b/{name}'; if they are" in message
+
+
+@pytest.mark.parametrize("suffix", ["jfif", "pjpeg", "apng", "dib"])
+def test_other_suffixes_of_formats_that_are_read_are_read(tmp_path, suffix):
+  write_files(tmp_path, "a/1.png", f"b/2.{suffix}")
+
+  assert len(open_dataset(tmp_path)) == 2
 
 
 def test_a_folder_of_unreadable_photographs_only_is_named(tmp_path):

@@ -26,6 +26,40 @@ def test_labels_among_swapped_decimal_names_are_those_names():
   assert numbers([0, 1, 1], ("1", "0")) == [1, 0, 0]
 
 
+@pytest.mark.parametrize(
+  "names",
+  [
+    ("1.0", "2.0", "3.0"),
+    ("+1", "+2", "+3"),
+    ("1 ", "2 ", "3 "),
+    ("\uff11", "\uff12", "\uff13"),
+  ],
+)
+def test_labels_among_names_that_are_numbers_are_those_numbers(names):
+  assert numbers([1, 2, 1], names) == [0, 1, 0]
+
+
+def test_labels_among_negative_and_positive_names_are_those_numbers():
+  assert numbers([-1, 1, -1], ("-1", "1")) == [0, 1, 0]
+
+
+@pytest.mark.parametrize("form", ["grade {}", "{}-star", "class{}"])
+def test_numbers_among_classes_counted_from_one_are_warned_of(form, capsys):
+  names = tuple(form.format(number) for number in (1, 2, 3))
+
+  assert numbers([1, 2, 0], names) == [1, 2, 0]
+  assert f"from 0: 0 is {names[0]!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "names", [("a0", "a1", "a2"), ("b737", "a320", "md80"), ("2", "1", "0")]
+)
+def test_numbers_among_other_names_are_not_warned_of(names, capsys):
+  numbers([0, 1, 2], names)
+
+  assert not capsys.readouterr().err
+
+
 def test_labels_from_zero_among_names_from_zero_are_as_ever():
   assert numbers([0, 2, 1], ("0", "1", "2")) == [0, 2, 1]
 
