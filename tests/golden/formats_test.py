@@ -46,5 +46,6 @@ def test_golden_files_are_read_as_they_were(what, results):
   assert_equal(results[what], golden[what], what)
 
 
+@pytest.mark.slow
 def test_golden_results_are_all_compared(results):
   assert results.keys() == golden.keys()

@@ -48,13 +48,16 @@ def unit_of(rng, slots, width=5, dim=7):
 
 
 def scaled(a, z, weight, slots):
+  # Compiled as a whole, as in `sum_kernels`: one by one, its operations are
+  # dozens of programs. Anew for each call, since a test may replace a part.
+  compiled = jax.jit(
+    lambda a, z, weight: scale_units(a, z, weight, UNIT_WEIGHT, slots)
+  )
   with jax.enable_x64(True):
-    result = scale_units(
+    result = compiled(
       jnp.asarray(a, jnp.float64),
       jnp.asarray(z, jnp.int16),
       jnp.asarray(weight, jnp.int32),
-      UNIT_WEIGHT,
-      slots,
     )
     return np.asarray(result)
 
@@ -69,6 +72,7 @@ def test_norm_squared_bound_of_any_unit_is_no_less_than_the_exact_one(
 ):
   rng = np.random.default_rng(slots)
   grid = (scale * SENSITIVITY) ** 2 * 2.0**-52
+  compiled_bound = jax.jit(norm_squared_bound, static_argnums=2)
   for alike in (False, True):
     a, z, _ = unit_of(rng, slots)
     if alike:  # as long as it can be: nothing cancels
@@ -77,7 +81,7 @@ def test_norm_squared_bound_of_any_unit_is_no_less_than_the_exact_one(
     a = np.trunc(a * scale)
     with jax.enable_x64(True):
       products = jnp.asarray(z @ z.T)[None]
-      bound = norm_squared_bound(jnp.asarray(a)[None], products, grid)
+      bound = compiled_bound(jnp.asarray(a)[None], products, grid)
     exact = exact_norm_squared(a, z)
     assert float(bound[0]) % 1 == 0
     assert exact <= int(bound[0]) * int(grid)
@@ -256,6 +260,7 @@ def test_rows_of_a_unit_one_by_one_are_bounded_by_weights_and_not_scaled():
   assert all(c.unit_slots is None for c in statistic.rows(data).chunks())
 
 
+@pytest.mark.slow
 def test_unit_of_ten_thousand_rows_and_one_of_a_single_row_weigh_alike():
   """Each moves one sum by its bound, and no more."""
   rng = np.random.default_rng(7)

@@ -63,6 +63,7 @@ def test_vectors_far_wider_than_any_networks_are_refused_unread(tmp_path, kind):
     import_table(file, tmp_path / "c", num_classes=2)
 
 
+@pytest.mark.slow
 def test_equal_numbers_that_unfold_to_gigabytes_are_refused_unread(tmp_path):
   column = pa.array([np.zeros(1 << 24, np.float32)] * 3)
   file = tmp_path / "x.parquet"

@@ -103,6 +103,7 @@ def long(*case: Any, **more: Any):
   return pytest.param(AccuracyCase(*case, **more), marks=pytest.mark.long)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "case",
   [
