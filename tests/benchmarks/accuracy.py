@@ -131,7 +131,8 @@ def main() -> None:
     rows_of_size = flags.people
   header = " | ".join(f"ε = {epsilon:g}" for epsilon in flags.epsilons)
   print(f"| {what} | {header} |")
-  print("|---" * (len(flags.epsilons) + 1) + "|")
+  rules = ["---", *("---" for _ in flags.epsilons)]
+  print(f"|{'|'.join(rules)}|")
   for size in sizes:
     rows = size * rows_of_size
     if rows > len(arrays["train_label"]):

@@ -1,18 +1,10 @@
-"""Settings that cannot be, experiments, parts, starts, names and errors."""
+"""Settings that cannot be, experiments, parts and starts."""
 
-import itertools
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 
-from oneshot_dp.configs.errors import (
-  check_name,
-  check_num_classes,
-  escaped,
-  one_line,
-)
 from oneshot_dp.configs.extract_config import (
   EXPERIMENTS,
   ExtractConfig,
@@ -27,43 +19,18 @@ from oneshot_dp.extract.images import Preprocessing
 from tests.extract.cache.caches import make_info
 from tests.extract.refusals import refused
 
-NO_PARTS = {"[80:]": "80%:", "[:1000]": ":1000%", "[10:20%]": "10%:20%"}
-NO_PARTS |= {"80%:": "80%:"} | dict.fromkeys(
-  ["[80%]", "train[:80%]", "[:1.5%]", "[-20%:]", "\x1b[2J"], ":80%"
-)
-BAD = [
-  *map(chr, itertools.chain(range(32), range(127, 160))),  # C0, DEL, C1
-  *os.fsdecode(b"\xff\x80"),
-  *"\u2028\u2029",  # break lines
-  *map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))),  # turn them
-]
-
-
-def test_what_forges_a_line():
-  for c in BAD:
-    with refused("control characters"):
-      check_name("a word", f"cat{c}dog")
-    with refused("control characters|UTF-8"):
-      source((f"cat{c}dog",))
-    if c not in "\t\n":  # which tables are made of
-      assert escaped(f"cat{c}dog").isascii()
-      assert escaped(f"cat{c}dog").isprintable()
-    assert one_line(ValueError(f"cat{c}dog")).isprintable()
-  for text in ("", "žlutý kůň", "猫 🐈", "\N{RIGHT-TO-LEFT MARK}\u200d\xa0"):
-    check_name("a word", f"x{text}")
-    assert escaped(f"{text}\tx\ny") == f"{text}\tx\ny"
-
-
-def test_what_is_no_name_and_errors_without_words():
-  for name in ("", "  ", "x" * 1001, None, 3, "a\nb"):
-    with refused("class"):
-      check_name("class", name)
-  assert one_line(KeyError()) == "KeyError"
-  assert one_line(ValueError("a\n  b.")) == "a b"
-  assert len(one_line(ValueError("x" * 9999))) == 200
-  check_num_classes(1_000_000, "it")
-  with refused("it makes 1000001 classes: at most 1000000 are possible"):
-    check_num_classes(1_000_001, "it")
+# What is not a part, and what the error says to write.
+NO_PARTS = {
+  "[80:]": "80%:",
+  "[:1000]": ":1000%",
+  "[10:20%]": "10%:20%",
+  "80%:": "80%:",
+  "[80%]": ":80%",
+  "train[:80%]": ":80%",
+  "[:1.5%]": ":80%",
+  "[-20%:]": ":80%",
+  "\x1b[2J": ":80%",
+}
 
 
 def source(location: Any = ("x",), **settings: Any):
@@ -81,7 +48,7 @@ def start(vectors, names=("a", "b", "c"), **settings):
 
 
 @pytest.mark.parametrize(
-  ("make", "settings", "said"),
+  ("make", "settings", "message"),
   [
     (source, {"num_classes": 0}, "--num-classes=0 must be at least 1"),
     (source, {"split": "train[:80%]"}, r"--rows '\[:80%\]'"),
@@ -99,10 +66,6 @@ def start(vectors, names=("a", "b", "c"), **settings):
     (start, {"vectors": [[1] * 4, [np.nan] * 4, [2] * 4]}, "'b' is not finite"),
     (start, {"vectors": np.ones((3, 4))}, "one vector for all classes"),
     (start, {"vectors": np.full((3, 4), 1e300)}, "one vector for all classes"),
-    *(
-      (Part.parse, {"text": text}, rf"such as '\[{fix}\]'")
-      for text, fix in NO_PARTS.items()
-    ),
     (Part.parse, {"text": "[:101%]"}, "must rise"),
     (Part.parse, {"text": "[50%:50%]"}, "must rise"),
     (Part.parse, {"text": "[60%:40%]"}, "must rise"),
@@ -127,63 +90,134 @@ def start(vectors, names=("a", "b", "c"), **settings):
     ),
   ],
 )
-def test_settings_that_cannot_be(make, settings, said):
-  with refused(said):
+def test_settings_that_cannot_be_are_refused(make, settings, message):
+  with refused(message):
     make(**settings)
 
 
-def test_every_experiment_names_what_there_is():
-  assert sum(name.startswith("imagenet_") for name in EXPERIMENTS) == 5
-  known = set(backbone_names())
-  for name, config in EXPERIMENTS.items():
-    assert load_experiment(name) is config
-    assert config.backbone in known or config.backbone == "bit_r50x4"
-    changed = Preprocessing().changed(config.preprocess)
-    assert changed.image_size <= 256
-  paper = EXPERIMENTS["imagenet_vit_b16"].preprocess
-  assert (paper.image_size, paper.resize) == (256, 384)
+# Experiments.
 
 
-def test_the_digits_come_along():
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiment_names_a_backbone_and_an_image_size_that_there_are(name):
+  config = load_experiment(name)
+
+  assert config is EXPERIMENTS[name]
+  assert config.backbone in {*backbone_names(), "bit_r50x4"}
+  changed = Preprocessing().changed(config.preprocess)
+  assert changed.image_size <= 256
+
+
+def test_experiments_of_the_paper_are_five_and_have_its_sizes():
+  of_paper = [name for name in EXPERIMENTS if name.startswith("imagenet_")]
+  preprocess = EXPERIMENTS["imagenet_vit_b16"].preprocess
+
+  assert len(of_paper) == 5
+  assert (preprocess.image_size, preprocess.resize) == (256, 384)
+
+
+@pytest.mark.parametrize(("split", "size"), [("train", 1437), ("test", 360)])
+def test_digits_come_with_the_package(split, size):
   from oneshot_dp.extract.sources.open_source import open_source
 
   place = EXPERIMENTS["digits"].source.location
-  for split, size in ("train", 1437), ("test", 360):
-    found = open_source(source(place, split=split))
-    assert len(found) == size
-    assert found.class_names == tuple("0123456789")
+
+  digits = open_source(source(place, split=split))
+
+  assert len(digits) == size
+  assert digits.class_names == tuple("0123456789")
 
 
-def test_a_part_is_read_as_it_is_written_and_its_mean_is_public():
-  for text, *numbers in (
+# Parts.
+
+
+@pytest.mark.parametrize(
+  ("text", "first", "last"),
+  [
     ("", 0, 100),
     ("[:80%]", 0, 80),
     ("[80%:]", 80, 100),
     (" [10% : 20%] ", 10, 20),
     ("[:]", 0, 100),
     ("[0%:100%]", 0, 100),
-  ):
-    part = Part.parse(text)
-    assert [part.first, part.last] == numbers
-    assert Part.parse(str(part)) == part
-    assert part.is_whole == (part == WHOLE) == (str(part) == "")
-  parts = [Part(10 * i, 10 * i + 10) for i in range(10)]
-  assert sum(part.mean_of(1000) for part in parts) == 1000
-  assert Part(0, 1).mean_of(3) == 1  # never nothing
+  ],
+)
+def test_part_is_read_and_written_as_the_same_numbers(text, first, last):
+  part = Part.parse(text)
+
+  assert (part.first, part.last) == (first, last)
+  assert Part.parse(str(part)) == part
+
+
+def test_part_of_everything_is_whole_and_written_as_nothing():
+  part = Part.parse("[0%:100%]")
+
+  assert part == WHOLE
+  assert part.is_whole
+  assert str(part) == ""
+
+
+def test_part_of_less_than_everything_is_not_whole():
+  part = Part.parse("[:80%]")
+
+  assert part != WHOLE
+  assert not part.is_whole
+  assert str(part) != ""
+
+
+@pytest.mark.parametrize(("text", "fix"), NO_PARTS.items())
+def test_part_that_cannot_be_read_is_refused_with_one_that_can(text, fix):
+  with refused(rf"such as '\[{fix}\]'"):
+    Part.parse(text)
+
+
+def test_part_means_of_all_parts_add_up_to_all_rows():
+  tenths = [Part(10 * i, 10 * i + 10) for i in range(10)]
+
+  assert sum(part.mean_of(1000) for part in tenths) == 1000
   assert WHOLE.mean_of(17) == 17
 
 
-def test_a_start_ranks_by_what_differs_between_classes():
-  vectors = np.random.default_rng(0).standard_normal((3, 4))
+def test_part_mean_is_never_nothing():
+  assert Part(0, 1).mean_of(3) == 1
+
+
+# Starts.
+
+
+@pytest.fixture
+def vectors():
+  return np.random.default_rng(0).standard_normal((3, 4))
+
+
+def test_start_ranks_classes_as_its_vectors_do(vectors):
+  rows = np.random.default_rng(1).standard_normal((50, 4))
+
+  ranked = (rows @ start(vectors).kernel()).argmax(axis=1)
+
+  np.testing.assert_array_equal(ranked, (rows @ vectors.T).argmax(axis=1))
+
+
+def test_start_has_a_kernel_that_is_zero_on_average(vectors):
   kernel = start(vectors).kernel()
-  x = np.random.default_rng(1).standard_normal((50, 4))
-  np.testing.assert_array_equal(
-    (x @ kernel).argmax(axis=1), (x @ vectors.T).argmax(axis=1)
-  )
+
   np.testing.assert_allclose(kernel.sum(axis=1), 0, atol=1e-12)
+
+
+def test_start_of_huge_vectors_has_a_finite_kernel(vectors):
   assert np.isfinite(start(1e300 * vectors).kernel()).all()
+
+
+def test_start_has_the_digest_of_its_vectors_or_of_its_file(vectors):
   assert start(vectors).sha256 != start(2 * vectors).sha256
   assert start(vectors, sha256="ab").sha256 == "ab"
+
+
+def test_options_that_nobody_chose_are_not_stated():
   assert HeadOptions().as_json() == {"balanced": False}
-  said = HeadOptions(balanced=True, start=start(vectors)).as_json()
-  assert said == {"balanced": True, "start_sha256": start(vectors).sha256}
+
+
+def test_options_state_the_digest_of_a_start(vectors):
+  options = HeadOptions(balanced=True, start=start(vectors)).as_json()
+
+  assert options == {"balanced": True, "start_sha256": start(vectors).sha256}

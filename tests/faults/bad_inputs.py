@@ -79,11 +79,13 @@ NONSENSE = """\
 %s {} - -- () . .. /dev/null /dev/full /dev/zero 0 -1 nan inf 1e999 1e-320 ε
 -0.0 1.5 0x10 1,2 2 no True auto lamb 18446744073709551616 [:80%] [80%:10%] ٣
 [:0%] /(?P<who>[^/_]+) (?P<a> no.py:f"""
-WORDS = ["", "\n", " ", "\x00", "\x1b[31m", "\udcff", "9" * 5000]
+# More than Python reads as a number.
+DIGITS = "9".ljust(5000, "9")
+WORDS = ["", "\n", " ", "\x00", "\x1b[31m", "\udcff", DIGITS]
 WORDS += re.findall(r"\S+", NONSENSE)
 NAMES = ["a b", "ε", "%41", "label=7", "label=", "=", "a\nb", "\udcff", "-x"]
 """Names of files, and so keys of a bucket, that a listing may trip over."""
-PAX_SIZES = ["-5", "1e3", "", "9" * 5000, str(1 << 62)]
+PAX_SIZES = ["-5", "1e3", "", DIGITS, str(1 << 62)]
 VALUES: Any = None, True, 0, -1, 1.5, 1e308, 2**70, "", "ε\0", [], {}, [[]]
 
 
@@ -281,7 +283,7 @@ def _edit_owners(file: Path, draw: random.Random) -> None:
   lines = file.read_text().splitlines()
   place = draw.randrange(1, len(lines))
   photograph = lines[place].partition(",")[0]
-  owner = draw.choice(["p0", "", " ", "p0|p1", "p0;p1", '"p0', "ε", "1" * 5000])
+  owner = draw.choice(["p0", "", " ", "p0|p1", "p0;p1", '"p0', "ε", DIGITS])
   lines.insert(place, f"{photograph},{owner}")
   if draw.random() < 0.5:
     del lines[place + 1]
@@ -323,7 +325,7 @@ def _edit_parquet(file: Path, draw: random.Random) -> None:
     [2**62] * n,
     pa.array(["0", "1"] * (n // 2) + ["0"] * (n % 2)).dictionary_encode(),
     _shared_cell(pa.array([b"no image"], pa.binary()), n),
-    _shared_cell(pa.array(["x" * (1 << 20)]), n),
+    _shared_cell(pa.array(["x".ljust(1 << 20, "x")]), n),
     _shared_cell(pa.array([bytes(1 << 26)], pa.binary()), n),
   ]
   column = draw.choice(columns)

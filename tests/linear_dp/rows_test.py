@@ -94,9 +94,12 @@ def test_on_a_tpu_its_host_makes_what_needs_float64(monkeypatch):
   asked = []
   devices = jax.local_devices()
   monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-  monkeypatch.setattr(
-    jax, "local_devices", lambda backend: asked.append(backend) or devices
-  )
+
+  def local_devices(backend):
+    asked.append(backend)
+    return devices
+
+  monkeypatch.setattr(jax, "local_devices", local_devices)
   x = np.ones((3, D), np.float32)
   label = np.zeros(3, int)
   data = data_of(x, label)

@@ -99,7 +99,8 @@ def test_what_was_noted_is_kept_whatever_ends_the_note(
     with pytest.raises(type(error)):
       run(ledger, out, train)
   assert not out.exists()
-  run(ledger, out, None if noted else write)
+  train_again = None if noted else write
+  run(ledger, out, train_again)
   check_whole(ledger, out)
   assert (shown(out) == seen) == noted
 
@@ -134,28 +135,63 @@ def test_others_may_read_what_is_private_and_nothing_else(
     assert stat.S_IMODE(each.stat().st_mode) == modes[each.is_file()]
 
 
-def test_a_place_that_is_taken_or_cannot_be_is_refused_before_the_charge(
+@pytest.fixture
+def taken(out):
+  """A folder that has a file, a folder, a link, and a link to itself."""
+  folder = out.parent
+  (folder / "file").touch()
+  (folder / "folder").mkdir()
+  (folder / "link").symlink_to("file")
+  (folder / "loop").symlink_to("loop")
+  return folder
+
+
+def check_refused_before_the_charge(ledger, out, message, kinds=InputError):
+  """Nothing is charged, and nothing is made or removed."""
+  before = {*ledger.path.parent.parent.rglob("*")}
+  with pytest.raises(kinds, match=message):
+    run(ledger, out)
+  assert not ledger.path.exists()
+  assert {*ledger.path.parent.parent.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", ["file", "folder", "link", "folder/.."])
+def test_a_place_that_is_taken_is_refused_before_the_charge(
+  ledger, taken, name
+):
+  check_refused_before_the_charge(
+    ledger, taken / name, "already exists; choose another"
+  )
+
+
+TOO_LONG_NAME = "x".ljust(250, "x")
+
+
+@pytest.mark.parametrize(
+  "name", ["file/below", "/proc/run", TOO_LONG_NAME, "/", "loop/run"]
+)
+def test_a_place_that_cannot_be_made_is_refused_before_the_charge(
+  ledger, taken, name
+):
+  check_refused_before_the_charge(
+    ledger, taken / name, ".", (InputError, RunError)
+  )
+
+
+def test_a_url_as_a_place_on_a_disk_is_refused_before_the_charge(ledger):
+  check_refused_before_the_charge(
+    ledger, Path("gs://bucket/run"), "not a place on a disk"
+  )
+
+
+def test_a_hidden_folder_that_is_a_link_is_refused_before_the_charge(
   ledger, out
 ):
-  here = out.parent
-  (here / "file").touch()
-  (here / "folder").mkdir()
-  (here / "link").symlink_to("file")
-  (here / "loop").symlink_to("loop")
-  before = {*here.rglob("*")}
-  for name in "file", "folder", "link", "folder/..":
-    with pytest.raises(InputError, match="already exists; choose another"):
-      run(ledger, here / name)
-  for name in "file/below", "/proc/run", "x" * 250, "/", "loop/run":
-    with pytest.raises((InputError, RunError)):
-      run(ledger, here / name)
-  with pytest.raises(InputError, match="not a place on a disk"):
-    run(ledger, Path("gs://bucket/run"))
-  assert {*here.rglob("*")} == before
-  (here / ".theirs.unfinished").symlink_to(here)
-  with pytest.raises(InputError, match="belongs to another user"):
-    run(ledger, here / "theirs")
-  assert not ledger.path.exists()
+  (out.parent / ".theirs.unfinished").symlink_to(out.parent)
+
+  check_refused_before_the_charge(
+    ledger, out.parent / "theirs", "belongs to another user"
+  )
 
 
 def test_a_disk_without_room_is_refused_before_the_charge(ledger, out):

@@ -13,7 +13,7 @@ from oneshot_dp.pipeline.import_table import import_table
 
 def shared_word(n):
   """n rows that refer to one string of 64 MB."""
-  word = pa.array(["x" * (1 << 26)])
+  word = pa.array(["x".ljust(1 << 26, "x")])
   return pa.DictionaryArray.from_arrays(pa.array([0] * n), word)
 
 

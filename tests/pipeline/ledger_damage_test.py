@@ -17,6 +17,8 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.faults.harness import damaged_copies, odd_files
 from tests.pipeline.sample_heads import make_charge_request
 
+WEIGHTS_SHA256 = "a".zfill(64)
+RECEIPT_SHA256 = "b".zfill(64)
 KEYS = {"image": np.array([1, 2, 3], np.uint64)}
 OTHER_KEYS = {"image": np.array([8, 9], np.uint64)}
 
@@ -28,7 +30,8 @@ def sound_ledger(tmp_path_factory):
   ledger = Ledger(path)
   ledger.set_cap("pets", Cap(20.0, 1e-5))
   ids = ledger.charge([make_charge_request(1.0)], Path("/a"), {"epsilon": 1})
-  ledger.deliver(ids, {"a" * 64: ReleasedHead(ids[0], "b" * 64)})
+  head = ReleasedHead(ids[0], RECEIPT_SHA256)
+  ledger.deliver(ids, {WEIGHTS_SHA256: head})
   cats = make_charge_request(1.0, dataset="cats", keys=OTHER_KEYS)
   ledger.charge([cats], Path("/b"), {"epsilon": 2})
   return path
@@ -147,8 +150,8 @@ def forge_entry(path, seq, **fields):
 
 
 FORGERIES = {
-  "a cost of 5,000 digits": (2, {"mu2": "1" * 5000}),
-  "a cost of 4,000 digits": (2, {"mu2": "9" * 4000}),
+  "a cost of 5,000 digits": (2, {"mu2": "1".ljust(5000, "1")}),
+  "a cost of 4,000 digits": (2, {"mu2": "9".ljust(4000, "9")}),
   "a cost that is not a number": (2, {"mu2": "1e400"}),
   "a cost over nothing": (2, {"mu2": "1/0"}),
   "a cap without delta": (1, {"delta": None}),
@@ -239,7 +242,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
   for place in (
     tmp_path / "file" / "ledger",
     Path("/proc/ledger"),
-    tmp_path / ("x" * 300),
+    tmp_path / "x".ljust(300, "x"),
   ):
     with pytest.raises((InputError, RunError)) as refused:
       Ledger(place).charge([request], Path("/run"), {})

@@ -14,6 +14,9 @@ from oneshot_dp.extract.cache.write import start_or_resume
 from tests.extract.cache.caches import make_info, run_job
 from tests.extract.refusals import refused
 
+# Deeper than any parser follows.
+NESTED_LISTS = "[".ljust(10**6, "[")
+
 
 @pytest.mark.parametrize(
   ("old", "new", "said"),
@@ -22,7 +25,7 @@ from tests.extract.refusals import refused
     ('"shard_rows": 8', '"shard_rows": 4', "do not fit"),
     ('"format_version": 3', '"format_version": 2', "format 2, not 3"),
     ('"dataset": "pets"', '"dataset": 7', "is damaged"),
-    ("{", "[" * 10**6, "is damaged"),
+    ("{", NESTED_LISTS, "is damaged"),
     ("pets-train.array_record-00001", "../../x", "do not fit"),
   ],
 )
