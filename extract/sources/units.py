@@ -245,16 +245,18 @@ def _search_owners(
   is_one = len(owners) > 1 and len(set(owners)) == 1
   if is_one and owners[0]:
     raise InputError(
-      f"--units {units!r}: all images are of the {unit} {owners[0]!r}, as if"
-      " it had found a folder's name; begin it with '/'."
+      f"--units {units!r} finds the {unit} {owners[0]!r} in every path, perhaps"
+      " in the name of a folder that holds all images; begin the expression"
+      " with '/', so that it starts with a name of its own."
     )
   return unit, owners
 
 
 def _not_units(units: str) -> InputError:
   return InputError(
-    f"--units {units!r} must be FILE.csv, or a regular expression with one"
-    " group, named after the unit: '(?P<patient>…)'."
+    f"--units {units!r} is neither a file that ends in .csv, nor a regular"
+    " expression with exactly one group, named after the unit, such as"
+    " '/(?P<patient>[^/_]+)_', which finds anna in photos/cat/anna_1.jpg."
   )
 
 

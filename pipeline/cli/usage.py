@@ -64,15 +64,20 @@ class _Argument:
   def convert(self, word: str) -> Any:
     """Returns the value of a word; InputError: it has none."""
     if self.flag.choices and word not in self.flag.choices:
-      self._refuse(word, f"is not one of {', '.join(self.flag.choices)}")
+      reason = f"is not one of {', '.join(self.flag.choices)}"
+      similar = difflib.get_close_matches(word.lower(), self.flag.choices, n=1)
+      question = f"did you mean {similar[0]}?" if similar else ""
+      self._refuse(word, reason, question)
     try:
       return self.flag.parse(word)
     except ValueError:
       kind = "an integer" if self.flag.parse is int else "a number"
       self._refuse(word, f"is not {kind}")
 
-  def _refuse(self, word: str, reason: str) -> NoReturn:
+  def _refuse(self, word: str, reason: str, question: str = "") -> NoReturn:
     line = f"{self.option} {word[:80]!a} {reason}"
+    if question:
+      raise InputError(f"{line}: {question}")
     if self.flag.hint:
       line = f"{line}: {self.flag.hint}"
     raise InputError(f"{line}.")

@@ -29,6 +29,7 @@ extract a --weight x --out o -> a flag of extract: did you mean --weights?
 train -cache train -> flags begin with two dashes: --cache.
 TRAIN --out -> --out: expected one argument; see oneshot-dp train --help.
 TRAIN --head svm -> --head 'svm' is not one of auto, lamb, adam, momentum,
+TRAIN --head Atuo -> prototypes, least_squares: did you mean auto?
 TRAIN --head lamb auto -> 'auto' is one argument too many for train; see
 TRAIN --epsilon one -> --epsilon 'one' is not a number:
 TRAIN --epsilon 0.5,2 -> train takes one epsilon, and sweep --epsilons 0.5 2 ta

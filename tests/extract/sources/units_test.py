@@ -72,7 +72,10 @@ def test_a_table_or_an_expression_gives_each_owner_one_number(pets, table):
   [
     (TABLE, r"images without patient in .*: 'dog/deep/anna_3.png'\. Each"),
     (WHOLE.replace(",bo", ", "), "without patient in .*'cat/bo_2.png'"),
-    ("(?P<patient>a)[tn]", "all images are of the patient 'a'.*folder's name"),
+    (
+      "(?P<patient>a)[tn]",
+      "finds the patient 'a' in every path, perhaps in the name of",
+    ),
     ("(?P<patient>bo)_", "without patient in .*'cat/anna_1.png', 'd"),
     (WHOLE + "dog/9.png,bo\n", "files that are not in .*: 'dog/9.png'; rem"),
     (WHOLE + "bo_2.png,bo\n", "paths as from .*, such as 'cat/bo_2.png'"),
@@ -83,8 +86,8 @@ def test_a_table_or_an_expression_gives_each_owner_one_number(pets, table):
     ("file,example\n", "must be a short public one"),
     ("file,a\x1b[2J\n", "must be a short public one"),
     ('file,patient\n"a,b', "is not a valid CSV file in UTF-8: unexpected end"),
-    ("(?P<patient>", r"must be FILE.csv, or a regular expression with one"),
-    (r"(\d)_", r"one group, named after the unit: '\(\?P<patient>"),
+    ("(?P<patient>", r"is neither a file that ends in .csv, nor a regular"),
+    (r"(\d)_", r"one group, named after the unit, such as '/\(\?P<patient>"),
     (r"(?P<a>\d)(\d)", "one group, named"),
     ("none.csv", "none.csv cannot be read: No such file or directory"),
   ],

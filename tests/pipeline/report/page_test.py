@@ -90,7 +90,8 @@ def test_the_page_says_that_public_unlabeled_images_were_used(
   "words",
   [
     "At ε = 1 this classifier recognizes 85.1 % of 1,000 test images",
-    "the middle of its 3 values of ε",
+    "Its ε is the middle one of the 3 that were tried.",
+    "not chosen for its accuracy, because the most accurate head is usually",
     "one example is there, or nothing in its place (REPLACE_SPECIAL)",
     "together cost ε = 8 at δ = 1e-05",
     "is right at most 73.2 % of the time",
