@@ -52,7 +52,8 @@ test-stores: $(VENV)/.project ## real object stores on the loopback (built by Go
 test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 	@$(PYTHON) tests/packaging/versions.py --uv $(UV) --oldest --newest
 
-# Minutes each, so by hand: `python -m tests.cluster.job_servers Flink Spark`, the
+# Minutes each, so by hand: `python -m tests.cluster.kills --runners FlinkRunner
+# SparkRunner` and `python -m tests.cluster.job_servers Flink Spark`, the
 # runners that start a Java job server, and `python -m tests.cluster.image`, which
 # builds the image of workers.
 test-cluster: $(VENV)/.project ## Flink and SLURM, workers killed; Prism (Java 17, Maven, Go, slurm-wlm, munge)

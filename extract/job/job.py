@@ -118,9 +118,12 @@ def _beam_options(flags: Sequence[str]) -> "PipelineOptions | None":
   if not flags:
     return None
   # Beam takes a second or two to import.
+  from oneshot_dp.extract.job.job_server import check_engine
   from oneshot_dp.extract.job.on_beam import pipeline_options
 
-  return pipeline_options(flags)
+  options = pipeline_options(flags)
+  check_engine(options)
+  return options
 
 
 def _check_all_rows(

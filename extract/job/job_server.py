@@ -8,20 +8,27 @@ ended here, however the command ends: if the command itself is killed, too.
 """
 
 import contextlib
+import os
 import pathlib
+import re
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from apache_beam.options.pipeline_options import (
+  FlinkRunnerOptions,
   PipelineOptions,
   PortableOptions,
+  PrismRunnerOptions,
+  SparkRunnerOptions,
+  StandardOptions,
 )
 from apache_beam.runners.portability.portable_runner import PortableRunner
 
-from oneshot_dp.configs.errors import InputError, RunError, one_line
+from oneshot_dp.configs.errors import InputError, RunError, escaped, one_line
 
 # A shell that is told in each line which processes it would have to end, from
 # then on. When this process dies, the pipe is closed: it ends the last ones.
@@ -30,6 +37,70 @@ while read -r line; do servers=$line; done
 [ -z "$servers" ] || kill -9 $servers 2>/dev/null
 """
 _LOOK_SECONDS = 0.05
+_EMBEDDED = "embed"
+"""The endpoint of a job server within the command itself."""
+_ADDRESS = re.compile(r"(?:[a-z]+://)?([^/:,\[\]]+):(\d{1,5})/?")
+_CONNECT_SECONDS = 10
+
+
+def check_engine(options: PipelineOptions) -> None:
+  """Refuses an engine that is not there, before anything is listed.
+
+  Beam waits for a job server for as long as it takes, and downloads programs
+  that it does not find.
+
+  Args:
+    options: Beam's options.
+
+  Raises:
+    InputError: an option is missing, or names a program that does not exist.
+    RunError: nobody answers at an address.
+  """
+  runner = str(options.view_as(StandardOptions).runner).lower()
+  endpoint = options.view_as(PortableOptions).job_endpoint
+  if endpoint and endpoint != _EMBEDDED:
+    _check_answers("--job_endpoint", endpoint, "job server")
+  if endpoint:
+    return
+  if runner == "portablerunner":
+    raise InputError(
+      "--runner=PortableRunner needs --job_endpoint=HOST:PORT, where a job"
+      " server listens."
+    )
+  if runner == "prismrunner":
+    path = options.view_as(PrismRunnerOptions).prism_location
+    _check_program("--prism_location", path)
+  if runner == "flinkrunner":
+    flink = options.view_as(FlinkRunnerOptions)
+    _check_program("--flink_job_server_jar", flink.flink_job_server_jar)
+    _check_answers("--flink_master", flink.flink_master, "Flink")
+  if runner == "sparkrunner":
+    spark = options.view_as(SparkRunnerOptions)
+    _check_program("--spark_job_server_jar", spark.spark_job_server_jar)
+    _check_answers("--spark_master_url", spark.spark_master_url, "Spark")
+
+
+def _check_program(flag: str, path: str | None) -> None:
+  if path and "://" not in path and not os.path.exists(path):
+    raise InputError(
+      f"{flag}={escaped(path, '')} does not exist: extract/README.md says where"
+      " it is had from."
+    )
+
+
+def _check_answers(flag: str, address: str, engine: str) -> None:
+  """RunError: nobody listens at HOST:PORT; other forms are Beam's matter."""
+  place = _ADDRESS.fullmatch(address)
+  if place is None:
+    return
+  host, port = place.groups()
+  try:
+    socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+  except (OSError, OverflowError) as e:
+    raise RunError(
+      f"{flag}={escaped(address, '')}: no {engine} answers there"
+      f" ({one_line(e)}): start it, or name its host and port."
+    ) from e
 
 
 @contextlib.contextmanager
@@ -55,11 +126,18 @@ def job_server(runner: Any, options: PipelineOptions) -> Iterator[None]:
       try:
         server = runner.default_job_server(options)
         server.start()
-      except (ValueError, NotImplementedError, FileNotFoundError) as e:
+      except FileNotFoundError as e:
+        raise InputError(
+          f"Beam: {one_line(e)}: job servers of Flink and Spark need Java 11 or"
+          " 17."
+        ) from e
+      except (ValueError, NotImplementedError) as e:
         raise InputError(f"Beam: {one_line(e)}.") from e
       except Exception as e:
         raise RunError(
-          f"Beam's job server did not start: {one_line(e)}; see its log above."
+          f"Beam's job server did not start: {one_line(e)}; see its log above,"
+          " or name a program that is here: --prism_location,"
+          " --flink_job_server_jar or --spark_job_server_jar."
         ) from e
     # Beam asks its runner for a server once more, and starts what it gets.
     runner.default_job_server = lambda _: server

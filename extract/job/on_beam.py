@@ -12,6 +12,7 @@ import contextlib
 import io
 import logging
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -124,6 +125,31 @@ def run_on_beam(job: Job, options: PipelineOptions, bar: tqdm) -> list[Shard]:
     KeyboardInterrupt: Ctrl-C; says what may still run.
   """
   run = worker.launch(job)
+  with _own_temporary_folder():
+    return _run_launched(job, run, options, bar)
+
+
+@contextlib.contextmanager
+def _own_temporary_folder() -> Iterator[None]:
+  """Has Beam's temporary files in a folder that goes at the end.
+
+  Of what it stages for workers and job servers, Beam leaves most behind.
+  """
+  outer = tempfile.tempdir
+  with tempfile.TemporaryDirectory(
+    prefix="oneshot-dp-", ignore_cleanup_errors=True
+  ) as folder:
+    tempfile.tempdir = folder
+    try:
+      yield
+    finally:
+      tempfile.tempdir = outer
+
+
+def _run_launched(
+  job: Job, run: str, options: PipelineOptions, bar: tqdm
+) -> list[Shard]:
+  """Makes all shards of a launch; see `run_on_beam`."""
   graph = _Graph(job, run, options)
   with job_server(graph.runner, options):
     try:

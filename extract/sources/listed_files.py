@@ -25,8 +25,12 @@ _MOST_NAMES = 20
 
 def is_ignored(path: str) -> bool:
   """Whether a file is passed over, because of a name in its path."""
-  for part in path.split("/"):
-    if part.startswith(".") or part in _IGNORED_NAMES:
+  if path.startswith(".") or "/." in path:
+    return True
+  # Asked of each file that is listed: a path is taken apart only if it has such
+  # a name somewhere.
+  for name in _IGNORED_NAMES:
+    if name in path and name in path.split("/"):
       return True
   return False
 

@@ -14,6 +14,7 @@ from jaxtyping import Int32, Int64, UInt32
 
 from oneshot_dp.configs.errors import escaped
 from oneshot_dp.configs.extract_config import EXAMPLE, NumClassesSource
+from oneshot_dp.extract.file_table import FileTable
 from oneshot_dp.extract.sources.file_format import ImageData
 from oneshot_dp.extract.sources.formats import format_of
 from oneshot_dp.extract.sources.listed_files import File
@@ -138,7 +139,11 @@ class Source:
     if self.locations is not None:
       return self.locations[start:stop]
     numbers = np.arange(start, min(stop, len(self)))
-    sizes = [file.size for file in self.files[start:stop]]
+    if isinstance(self.files, FileTable):
+      # Without the names, which would be read and decoded once more.
+      sizes = self.files.sizes[start:stop]
+    else:
+      sizes = [file.size for file in self.files[start:stop]]
     return np.stack([numbers, np.zeros_like(numbers), sizes], axis=1)
 
   def _found(self, place: int) -> tuple[int, str, int, int]:

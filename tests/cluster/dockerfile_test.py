@@ -11,7 +11,7 @@ import zipfile
 
 import pytest
 
-from tests.cluster import flink
+from tests.cluster.processes import POOL
 
 ROOT = pathlib.Path(__file__).parents[2]
 TEXT = (ROOT / "extract" / "Dockerfile").read_text()
@@ -82,7 +82,7 @@ def test_manifest_starts_the_pool_that_is_tested_and_says_it_was_not_applied():
   manifest = (ROOT / "extract" / "flink.yaml").read_text()
 
   assert "NEVER APPLIED" in manifest
-  _, module, flag = flink.POOL
+  _, module, flag = POOL
   assert f"command: [python, -m, {module}]" in manifest
   assert f"args: [{flag}]" in manifest
   assert manifest.count("livenessProbe:") == manifest.count("  image: ")
@@ -114,8 +114,8 @@ def test_packages_are_installed_as_the_makefile_does(tmp_path):
 
 def test_the_pool_is_the_one_that_the_cluster_test_runs(capsys):
   (label,) = (words for name, words in steps() if name == "LABEL")
-  assert label == f'pool="python {" ".join(flink.POOL)}"'
-  _, module, flag = flink.POOL
+  assert label == f'pool="python {" ".join(POOL)}"'
+  _, module, flag = POOL
   with pytest.raises(SystemExit, match="0"):
     importlib.import_module(module).main(["--help"])
   assert flag.partition("=")[0] in capsys.readouterr().out

@@ -6,36 +6,28 @@ the third is the spare. Needs Java 11 or 17, and Maven, which fetches Flink and
 Beam's part of it (pom.xml). What is tested with it is in kills.py.
 """
 
-import contextlib
-import dataclasses
-import hashlib
 import json
-import os
 import pathlib
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
 import urllib.request
-from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parents[1]
+from tests.cluster.processes import (
+  HERE,
+  OUR_POOL,
+  ROOT,
+  Processes,
+  fetch,
+  free_port,
+  job_server_jar,
+  kill_servers_of,
+  listens,
+)
+
 JARS = ROOT / "build" / "flink"
 JARS_SHA256 = "d48aa836447648803693560de9fa84be15fa7f9c408f3ee20b6cd6d4da4f16f6"
+JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
 TASK_MANAGERS = 3
 PARALLELISM = 2
-ONESHOT_DP = [sys.executable, "-m", "oneshot_dp"]
-# As the image of workers starts its pool: -m MODULE --service_port=PORT
-_IMAGE = (ROOT / "extract" / "Dockerfile").read_text()
-POOL = _IMAGE.partition('LABEL pool="python ')[2].partition('"')[0].split()
-_OPENS = [
-  f"--add-opens=java.base/java.{package}=ALL-UNNAMED"
-  for package in ("lang", "net", "nio", "util", "util.concurrent")
-]
 SETTINGS = {
   "jobmanager.rpc.address": "127.0.0.1",
   "jobmanager.bind-host": "127.0.0.1",
@@ -65,76 +57,41 @@ SETTINGS = {
 }
 
 
-class CannotRun(Exception):
-  """Why there is no cluster here."""
-
-
 def fetch_jars() -> None:
   """Puts the jars of pom.xml into `JARS`, and checks that it is those."""
   fetch(HERE / "pom.xml", JARS, JARS_SHA256)
 
 
-def fetch(pom: pathlib.Path, jars: pathlib.Path, jars_sha256: str) -> None:
-  """Puts the jars of a list for Maven into a folder, if they are not there.
-
-  `jars_sha256` is of the lines that `sha256sum` prints of them.
-  """
-  for tool in "java", "mvn":
-    if shutil.which(tool) is None:
-      raise CannotRun(f"there is no {tool} here")
-  if not jars.is_dir():
-    fetched = subprocess.run(
-      [
-        *("mvn", "--batch-mode", "--quiet", "--strict-checksums"),
-        *("--file", pom, "dependency:copy-dependencies"),
-        f"-DoutputDirectory={jars}.new",
-      ],
-      capture_output=True,
-      text=True,
-      timeout=600,
-    )
-    if fetched.returncode:
-      reason = fetched.stdout.partition("[ERROR] ")[2].partition("\n")[0]
-      raise CannotRun(f"Maven cannot fetch the jars: {reason[:200]}")
-    os.replace(f"{jars}.new", jars)
-  found = hashlib.sha256()
-  for jar in sorted(jars.glob("*.jar")):
-    digest = hashlib.sha256(jar.read_bytes()).hexdigest()
-    found.update(f"{digest}  {jar.name}\n".encode())
-  if found.hexdigest() != jars_sha256:
-    raise SystemExit(
-      f"{jars}: the SHA-256 of its list of jars is {found.hexdigest()}, not"
-      f" {jars_sha256}; delete it, and look at what Maven fetches."
-    )
+def runner_jar() -> pathlib.Path:
+  """The job server that FlinkRunner starts."""
+  fetch_jars()
+  return job_server_jar("flink", JARS, JOB_SERVER)
 
 
-def free_port() -> int:
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    return s.getsockname()[1]
+class FlinkCluster(Processes):
+  """JobManager, TaskManagers with their pools, and a job server."""
 
+  VICTIMS = ("TaskManager",)
 
-@dataclasses.dataclass
-class FlinkCluster:
-  """JobManager, TaskManagers with their pools, job server; logs in `folder`."""
-
-  folder: pathlib.Path
-
-  def __post_init__(self) -> None:
-    self._processes: dict[str, subprocess.Popen] = {}
-    self._rest, self._rpc, self._jobs = (free_port() for _ in range(3))
+  def __init__(self, folder: pathlib.Path):
+    super().__init__(folder)
+    self._rest = free_port()
+    self._rpc = free_port()
+    self._jobs = free_port()
 
   def __enter__(self) -> Self:
+    fetch_jars()
     conf = self.folder / "conf"
     conf.mkdir(parents=True)
     ports = {"jobmanager.rpc.port": self._rpc, "rest.port": self._rest}
     text = "".join(f"{k}: {v}\n" for k, v in (SETTINGS | ports).items())
     (conf / "flink-conf.yaml").write_text(text)
     try:
-      self._java(
+      self.start_java(
         "jobmanager",
+        JARS,
         "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint",
-        *("--configDir", conf, "--executionMode", "cluster"),
+        ["--configDir", conf, "--executionMode", "cluster"],
       )
       self.start_job_server()
       for number in range(TASK_MANAGERS):
@@ -145,20 +102,29 @@ class FlinkCluster:
       raise
     return self
 
-  def __exit__(self, *_: object) -> None:
-    for name in list(self._processes):
-      self.kill(name)
+  @property
+  def flags(self) -> list[str]:
+    """What `oneshot-dp extract` needs to run here."""
+    endpoint = f"--job_endpoint=localhost:{self._jobs}"
+    parallelism = f"--parallelism={PARALLELISM}"
+    return ["--runner=PortableRunner", endpoint, parallelism, *OUR_POOL]
 
   def start_job_server(self) -> None:
-    self._java(
+    self.start_java(
       "jobserver",
-      "org.apache.beam.runners.flink.FlinkJobServerDriver",
-      *("--job-host", "localhost", "--job-port", self._jobs),
-      *("--artifact-port", 0, "--expansion-port", 0),
-      f"--flink-master=127.0.0.1:{self._rest}",
-      f"--artifacts-dir={self.folder / 'artifacts'}",
+      JARS,
+      JOB_SERVER,
+      [
+        *("--job-host", "localhost", "--job-port", self._jobs),
+        *("--artifact-port", 0, "--expansion-port", 0),
+        f"--flink-master=127.0.0.1:{self._rest}",
+        f"--artifacts-dir={self.folder / 'artifacts'}",
+      ],
     )
     self.wait("the job server", lambda: listens(self._jobs))
+
+  def kill_job_server(self) -> None:
+    self.kill("jobserver")
 
   def wait_for_workers(self) -> None:
     def there() -> bool:
@@ -169,41 +135,26 @@ class FlinkCluster:
 
     self.wait("the TaskManagers", there)
 
-  @property
-  def flags(self) -> list[str]:
-    """What `oneshot-dp extract` needs to run here."""
-    return [
-      *("--runner=PortableRunner", f"--job_endpoint=localhost:{self._jobs}"),
-      *("--environment_type=EXTERNAL", f"--parallelism={PARALLELISM}"),
-      f"--environment_config=pool:{POOL[-1].partition('=')[2]}",
-    ]
-
   def start_worker(self, number: int) -> None:
     """Starts a TaskManager, and the worker pool that is "pool" to it."""
-    address = f"127.0.1.{number + 1}"
-    hosts = self.folder / f"hosts{number}"
-    here = f"127.0.0.1 localhost {socket.gethostname()}"
-    hosts.write_text(f"{here}\n{address} pool\n")
-    python = pathlib.Path(sys.executable)
-    self._start(
-      f"pool{number}",
-      [python, HERE / "worker_pool.py", address, *POOL],
-      # The pool starts any "python" that it finds.
-      PATH=f"{python.parent}:{os.environ['PATH']}",
-      PYTHONPATH=str(ROOT),
-    )
-    self._java(
+    finds_pool = self.start_pool(number)
+    self.start_java(
       f"taskmanager{number}",
+      JARS,
       "org.apache.flink.runtime.taskexecutor.TaskManagerRunner",
-      *("--configDir", self.folder / "conf"),
-      f"-Dtaskmanager.resource-id=tm{number}-{free_port()}",
-      options=[f"-Djdk.net.hosts.file={hosts}"],
+      [
+        *("--configDir", self.folder / "conf"),
+        f"-Dtaskmanager.resource-id=tm{number}-{free_port()}",
+      ],
+      JAVA_TOOL_OPTIONS=finds_pool,
     )
 
-  def kill_worker(self, number: int) -> None:
-    """SIGKILL to a TaskManager, its pool and the pool's workers."""
+  def replace(self, victim: str, number: int) -> None:
+    """SIGKILL to a TaskManager, its pool and the pool's workers; new ones."""
+    del victim
     self.kill(f"taskmanager{number}")
     self.kill(f"pool{number}")
+    self.start_worker(number)
 
   def busy(self) -> set[int]:
     """The TaskManagers on which a task of a job runs, as Flink says."""
@@ -223,64 +174,29 @@ class FlinkCluster:
     jobs = self.rest("/jobs")["jobs"]
     return [job["id"] for job in jobs if job["status"] not in ended]
 
-  def restarts(self) -> int:
+  def losses(self) -> int:
     """How often the JobManager's log says that a job is started again."""
-    log = (self.folder / "jobmanager.log").read_text(errors="replace")
-    return log.count("from state RUNNING to RESTARTING")
+    return self.log("jobmanager").count("from state RUNNING to RESTARTING")
 
   def rest(self, path: str) -> Any:
     url = f"http://127.0.0.1:{self._rest}{path}"
     with urllib.request.urlopen(url, timeout=5) as answer:
       return json.load(answer)
 
-  def _java(
-    self, name: str, main: str, *words: object, options: Sequence[str] = ()
-  ) -> None:
-    java = ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-    logs = "-Dorg.slf4j.simpleLogger.defaultLogLevel=info"
-    command = [*java, *_OPENS, logs, *options, "-cp", f"{JARS}/*", main, *words]
-    self._start(name, command)
 
-  def _start(self, name: str, command: list[object], **environment: str):
-    with (self.folder / f"{name}.log").open("ab") as log:
-      self._processes[name] = subprocess.Popen(
-        [str(word) for word in command],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env=os.environ | environment,
-        start_new_session=True,
-      )
+class FlinkRunnerCluster(FlinkCluster):
+  """The same without a job server, which the command starts itself."""
 
-  def kill(self, name: str) -> None:
-    process = self._processes.pop(name)
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+  @property
+  def flags(self) -> list[str]:
+    return [
+      *("--runner=FlinkRunner", f"--flink_master=127.0.0.1:{self._rest}"),
+      *(f"--flink_job_server_jar={runner_jar()}", *OUR_POOL),
+      f"--parallelism={PARALLELISM}",
+    ]
 
-  def wait(self, what: str, ready: Callable[[], bool], seconds: float = 120):
-    deadline = time.monotonic() + seconds
-    while not ready():
-      for name, process in self._processes.items():
-        if process.poll() is not None:
-          log = (self.folder / f"{name}.log").read_text(errors="replace")
-          raise SystemExit(f"{name} ended:\n{log[-3000:]}")
-      if time.monotonic() > deadline:
-        raise SystemExit(f"{what}: not there after {seconds} s")
-      time.sleep(0.3)
+  def start_job_server(self) -> None:
+    """Nothing: each command starts its own."""
 
-
-def listens(port: int) -> bool:
-  with (
-    contextlib.suppress(OSError),
-    socket.create_connection(("localhost", port), timeout=1),
-  ):
-    return True
-  return False
-
-
-def stop_when_told() -> None:
-  """Makes SIGTERM end the processes too, as Ctrl-C does, also in a script."""
-  # A shell's background job ignores it, and so would all that it starts.
-  signal.signal(signal.SIGINT, signal.default_int_handler)
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+  def kill_job_server(self) -> None:
+    kill_servers_of(runner_jar())

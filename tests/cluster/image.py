@@ -24,7 +24,8 @@ import tempfile
 import time
 
 from tests.cluster.dockerfile_test import copied
-from tests.cluster.flink import (
+from tests.cluster.job_servers import JOB_SECONDS, prism, start
+from tests.cluster.processes import (
   POOL,
   ROOT,
   CannotRun,
@@ -32,7 +33,6 @@ from tests.cluster.flink import (
   listens,
   stop_when_told,
 )
-from tests.cluster.job_servers import JOB_SECONDS, prism, start
 from tests.extract.cache.caches import digest
 from tests.extract.job.jobs import write_folder
 

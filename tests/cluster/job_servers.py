@@ -17,25 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 
-from tests.cluster.flink import (
-  HERE,
-  JARS,
-  ONESHOT_DP,
-  ROOT,
-  CannotRun,
-  fetch,
-  fetch_jars,
-)
+from tests.cluster import flink, spark
+from tests.cluster.processes import ONESHOT_DP, ROOT, CannotRun, servers_of
 from tests.extract.cache.caches import digest
 from tests.extract.job.jobs import write_folder
 
 SERVERS = ROOT / "build" / "job_servers"
-SPARK_JARS = ROOT / "build" / "spark"
-SPARK_JARS_SHA256 = (
-  "a7d085e6f7510f47cb14e782f16e9c8b1c8a77b23a13e061f4cc8acfecec34bd"
-)
 IMAGES = 120
 JOB_SECONDS = 300
 END_SECONDS = 60
@@ -61,66 +49,17 @@ def prism() -> tuple[pathlib.Path, list[str]]:
   return path, ["--runner=PrismRunner", f"--prism_location={path}"]
 
 
-def job_server(
-  name: str, jars: pathlib.Path, main: str, opens: str
-) -> pathlib.Path:
-  """A job server that `java -jar` starts: a jar that names the other jars.
-
-  Beam publishes each server with all that it needs in one jar, which could not
-  be had here. These are the jars that it is made of.
-  """
-  SERVERS.mkdir(parents=True, exist_ok=True)
-  path = SERVERS / f"{name}.jar"
-  class_path = " ".join(jar.as_uri() for jar in sorted(jars.glob("*.jar")))
-  lines = ["Manifest-Version: 1.0", f"Main-Class: {main}"]
-  lines += [f"Add-Opens: {opens}", f"Class-Path: {class_path}"]
-  manifest = ""
-  for line in lines:
-    # A line has 72 bytes at most; one that begins with a space goes on.
-    pieces = [line[i : i + 70] for i in range(0, len(line), 70)]
-    manifest += "\n ".join(pieces) + "\n"
-  with zipfile.ZipFile(path, "w") as archive:
-    archive.writestr("META-INF/MANIFEST.MF", manifest)
-  return path
-
-
-def flink() -> tuple[pathlib.Path, list[str]]:
-  fetch_jars()
-  path = job_server(
-    "flink",
-    JARS,
-    "org.apache.beam.runners.flink.FlinkJobServerDriver",
-    "java.base/java.lang java.base/java.nio java.base/java.util",
-  )
+def flink_runner() -> tuple[pathlib.Path, list[str]]:
+  path = flink.runner_jar()
   return path, ["--runner=FlinkRunner", f"--flink_job_server_jar={path}"]
 
 
-def spark() -> tuple[pathlib.Path, list[str]]:
-  fetch(HERE / "spark.xml", SPARK_JARS, SPARK_JARS_SHA256)
-  path = job_server(
-    "spark",
-    SPARK_JARS,
-    "org.apache.beam.runners.spark.SparkJobServerDriver",
-    "java.base/java.lang java.base/java.nio java.base/sun.nio.ch",
-  )
+def spark_runner() -> tuple[pathlib.Path, list[str]]:
+  path = spark.runner_jar()
   return path, ["--runner=SparkRunner", f"--spark_job_server_jar={path}"]
 
 
-RUNNERS = {"Prism": prism, "Flink": flink, "Spark": spark}
-
-
-def servers_of(path: pathlib.Path) -> list[str]:
-  """Ids of the processes whose command line has the server's path."""
-  found = []
-  for process in pathlib.Path("/proc").glob("[0-9]*"):
-    try:
-      words = (process / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-      continue
-    # The command itself has the path within a flag.
-    if str(path).encode() in words:
-      found.append(process.name)
-  return found
+RUNNERS = {"Prism": prism, "Flink": flink_runner, "Spark": spark_runner}
 
 
 def start(place: pathlib.Path, out: str, flags: list[str]) -> subprocess.Popen:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from tests.cluster.flink import (
+from tests.cluster.processes import (
   ONESHOT_DP,
   ROOT,
   CannotRun,

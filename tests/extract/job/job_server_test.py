@@ -6,9 +6,17 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
+
+from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.job.job import run_extraction
+from oneshot_dp.extract.job.job_server import check_engine
+from oneshot_dp.extract.job.on_beam import pipeline_options
+from tests.cluster.processes import free_port
+from tests.extract.job.jobs import job_of, write_folder
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -46,3 +54,79 @@ def test_a_command_stopped_while_its_server_starts_leaves_none(number):
   finally:
     if is_running(server):
       os.kill(server, signal.SIGKILL)
+
+
+def test_no_job_server_at_the_address_is_said_before_images_are_listed(
+  tmp_path,
+):
+  flags = ["--runner=PortableRunner", f"--job_endpoint=localhost:{free_port()}"]
+
+  with pytest.raises(RunError, match=r"no job server answers there .*start it"):
+    run_extraction(job_of(tmp_path / "none"), str(tmp_path / "out"), flags)
+
+
+@pytest.mark.parametrize(
+  ("runner", "flag"),
+  [
+    ("FlinkRunner", "--flink_master={}"),
+    ("FlinkRunner", "--flink_master=http://{}"),
+    ("SparkRunner", "--spark_master_url=spark://{}"),
+  ],
+)
+def test_no_engine_at_the_address_is_named_with_its_flag(runner, flag):
+  flag = flag.format(f"localhost:{free_port()}")
+  options = pipeline_options([f"--runner={runner}", flag])
+
+  with pytest.raises(RunError, match=f"{flag}: no .* answers there"):
+    check_engine(options)
+
+
+@pytest.mark.parametrize(
+  ("runner", "flag"),
+  [
+    ("PrismRunner", "--prism_location"),
+    ("FlinkRunner", "--flink_job_server_jar"),
+    ("SparkRunner", "--spark_job_server_jar"),
+  ],
+)
+def test_a_program_that_does_not_exist_is_named_with_its_flag(runner, flag):
+  options = pipeline_options([f"--runner={runner}", f"{flag}=/none/server"])
+
+  with pytest.raises(InputError, match=f"{flag}=/none/server does not exist"):
+    check_engine(options)
+
+
+def test_a_portable_runner_without_a_job_server_names_the_flag():
+  options = pipeline_options(["--runner=PortableRunner"])
+
+  with pytest.raises(InputError, match="needs --job_endpoint=HOST:PORT"):
+    check_engine(options)
+
+
+@pytest.mark.parametrize(
+  "flags",
+  [
+    ["--runner=DirectRunner"],
+    ["--runner=PortableRunner", "--job_endpoint=embed"],
+    ["--runner=FlinkRunner", "--flink_master=[auto]"],
+    ["--runner=SparkRunner", "--spark_master_url=local[2]"],
+  ],
+)
+def test_engines_within_the_command_need_no_address(flags):
+  check_engine(pipeline_options(flags))
+
+
+@pytest.mark.slow
+def test_a_finished_job_leaves_no_temporary_file(tmp_path, monkeypatch):
+  write_folder(tmp_path / "photos", 4)
+  (tmp_path / "temporary").mkdir()
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+  flags = ["--runner=PortableRunner", "--job_endpoint=embed"]
+
+  run_extraction(
+    job_of(tmp_path / "photos"),
+    str(tmp_path / "out"),
+    [*flags, "--environment_type=LOOPBACK"],
+  )
+
+  assert not list((tmp_path / "temporary").iterdir())

@@ -69,6 +69,15 @@ def test_files_that_are_no_images_are_reported(birds, capsys):
   assert r": 4 files, .\x1b[2j, .jxl, .md, .txt" in message
 
 
+@pytest.mark.parametrize(
+  "name", ["my__MACOSX.png", "lost+found.png", "x.y.png"]
+)
+def test_a_name_that_only_resembles_an_ignored_one_is_listed(tmp_path, name):
+  write_files(tmp_path, f"cat/{name}")
+
+  assert len(open_dataset(tmp_path)) == 1
+
+
 @pytest.mark.parametrize("index", [-1, 6])
 def test_an_index_outside_of_a_source_is_an_index_error(birds, index):
   with pytest.raises(IndexError, match=f"{index} is not in"):
