@@ -25,7 +25,7 @@ class RunError(RuntimeError):
 
 
 _MAX_CLASSES = 1_000_000
-"""More are taken for a typing error: each takes a row of every head."""
+"""A larger number is taken for a typing error: each class costs memory."""
 _MAX_NAME_CHARACTERS = 1000
 _MAX_LINE_CHARACTERS = 200
 # Characters with which a name could forge a line of output, by their Unicode
@@ -42,12 +42,12 @@ def check_name(place: str, name: object) -> None:
   """Checks that a value can be printed as a name.
 
   Args:
-    place: what the name is of, for the message.
+    place: what is named, for the message.
     name: the value, which may come from a file.
 
   Raises:
-    InputError: it is not a string, blank, very long, or has characters that
-      could forge a line of output.
+    InputError: the value is not a string, is blank or very long, or has
+      characters that could forge a line of output.
   """
   if not isinstance(name, str) or not name.strip():
     raise InputError(f"{place}={name!a} must be a non-empty string.")
@@ -85,7 +85,7 @@ def escaped(text: str, but: str = "\t\n") -> str:
 
 
 def one_line(error: BaseException) -> str:
-  """The message of a library's error, for a part of a line of ours."""
+  """A library's error message on one line, to be quoted in one of ours."""
   message = " ".join(str(error).split())[:_MAX_LINE_CHARACTERS]
   return escaped(message).rstrip(".") or type(error).__name__
 
@@ -97,13 +97,14 @@ def _can_forge_lines(character: str) -> bool:
 
 
 def check_num_classes(num_classes: int, place: str) -> None:
-  """Raises InputError for more classes than anybody has.
-
-  It is called before memory is allocated for them.
+  """Refuses an implausible number of classes, before memory is allocated.
 
   Args:
     num_classes: K, as it was stated or counted.
-    place: what makes so many, for the message.
+    place: what states or counts them, for the message.
+
+  Raises:
+    InputError: there are more than a million classes.
   """
   if num_classes > _MAX_CLASSES:
     raise InputError(
@@ -113,6 +114,6 @@ def check_num_classes(num_classes: int, place: str) -> None:
 
 
 def check_positive(name: str, value: int | None) -> None:
-  """Raises InputError for a number below 1; None is a setting not given."""
+  """Raises InputError for a number below 1; None was not given, and passes."""
   if value is not None and value < 1:
     raise InputError(f"{name}={value} must be at least 1.")

@@ -8,12 +8,12 @@ Some experiments have a name: `oneshot-dp extract NAME --out CACHE`.
     cifar*       TFDS downloads them
     digits       the demo's: 1,797 digits of 8 x 8 pixels, in the package
 
-Of these only `digits` was run: ImageNet and its weights were not at hand. The
+Only `digits` has been run: ImageNet and its weights were not at hand. The
 weights were trained on ImageNet-21k, which contains the photographs of
-ImageNet-1k: the runs repeat the paper's, but no epsilon covers what the
-backbone has seen of them. The paper's ResNet-50x4 was never published: give
---weights. ViT-H/14 does not see the last 4 rows and columns of 256 pixels, as
-in the public code.
+ImageNet-1k. So the runs repeat the paper's, but no epsilon covers what the
+backbone has seen of these photographs. The paper's ResNet-50x4 was never
+published: give --weights. ViT-H/14 does not see the last 4 rows and columns of
+256 pixels, as in the public code.
 """
 
 import dataclasses
@@ -30,21 +30,22 @@ ComputeDtype = Literal["float32", "bfloat16"]
 NumClassesSource = Literal["class_names", "flag", "labels (treated as public)"]
 
 MAX_PIXELS = 1 << 26
-"""Pixels of an image that is read without being asked for: 8,192 x 8,192."""
+"""The most pixels an image may have without --max-pixels: 8,192 x 8,192."""
 BIT_DEPTHS = (8, 10, 12, 14, 16)
 EXAMPLE = "example"
-"""The privacy unit where every row is one of its own."""
+"""The privacy unit if each row is a unit of its own."""
 SAME_IMAGE = "same-image"
-"""What --units says where all rows of one image are a unit, …"""
+"""The value of --units for which all rows of one image are a unit."""
 DISTINCT_IMAGE = "distinct image"
-"""… and what that unit is called."""
+"""The name of that unit."""
 FIXED_GRAPH = " (fixed graph: who is in which image is public)"
-"""Ends the name of a unit where an image may be of several. Which images are
-whose is then no part of what is protected; it stands in every receipt so."""
+"""Suffix of a unit's name where an image may belong to several units. Which
+images are whose is then not protected, and every receipt says so."""
 NO_OWNER = -1
-"""Fills up the owners of an image that has fewer than another."""
+"""Pads the owners of an image that has fewer of them than another."""
 MAX_OWNERS = 1000
-"""An image may have so many; every row has room for as many as one row has."""
+"""The most owners of one image. Each row has room for as many owners as the
+image with the most has."""
 # Unit names are printed, and go into receipts and model cards.
 _UNIT_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9 _-]{0,39}")
 
@@ -60,7 +61,7 @@ def check_unit_name(name: str) -> None:
 
 
 def unit_without_relation(unit: str) -> str:
-  """The name of what owns images, whether or not they may be shared."""
+  """The name of a unit, without the suffix of units that share images."""
   return unit.removesuffix(FIXED_GRAPH)
 
 
@@ -70,7 +71,7 @@ def has_several_owners(unit: str) -> bool:
 
 
 def check_bit_depth(bit_depth: int | None) -> None:
-  """Raises InputError unless 16-bit files may have so many bits."""
+  """Raises InputError for a bit depth that 16-bit files do not have."""
   if bit_depth is not None and bit_depth not in BIT_DEPTHS:
     depths = ", ".join(map(str, BIT_DEPTHS))
     raise InputError(f"--bit-depth {bit_depth} must be one of {depths}.")
@@ -96,7 +97,7 @@ class SourceConfig:
     class_names: all classes, public, where the data do not name them, or where
       a class may have no image.
     num_classes: K, where nothing names the classes: they are 0 to K - 1.
-    units: whose each image is, where somebody may have several. For files:
+    units: who owns each image, where somebody may own several. For files:
       FILE.csv with the header "file," and the public name of the unit
       (file,patient), or a regular expression with one group of that name
       ('/(?P<patient>[^/_]+)_') that is searched for in the path. For tables: a
@@ -260,5 +261,5 @@ def load_experiment(name: str) -> ExtractConfig:
   # A misspelled path is more likely than a misspelled experiment.
   raise InputError(
     f"{name[:80]!a} does not exist: there is no such file or folder here, and"
-    f" it is no URL and no experiment; {advice}"
+    f" it is neither a URL nor an experiment; {advice}"
   )

@@ -1,4 +1,4 @@
-"""The request for a head, except for its privacy: its name and options."""
+"""The kinds of heads and their options: all that is asked for but privacy."""
 
 import dataclasses
 import hashlib
@@ -37,7 +37,7 @@ class PublicStart:
     names: Sequence[str] = (),
     sha256: str = "",
   ) -> Self:
-    """Checks vectors and makes a start of them.
+    """Makes a start of vectors, after checking them.
 
     Args:
       vectors: numbers [K, d].
@@ -52,7 +52,7 @@ class PublicStart:
     Raises:
       InputError: these are not [K, d] numbers, or a vector ranks nothing.
     """
-    # Here, so that `--help` does not wait for NumPy.
+    # Imported here, so that `--help` does not wait for NumPy.
     import numpy as np
 
     array = np.asarray(vectors)
@@ -112,7 +112,7 @@ class UnlabeledRows:
 
   @classmethod
   def of(cls, embeddings: Any, *, feature_dim: int) -> Self:
-    """Checks embeddings.
+    """Makes unlabeled rows of embeddings, after checking them.
 
     Args:
       embeddings: [m, d] floats, at least one row.
@@ -154,8 +154,8 @@ class HeadOptions:
   Attributes:
     balanced: weight all classes equally, however rare.
     start: public vectors by class, to start from at no cost.
-    unlabeled: public rows that the head names, and learns from; a noisy number
-      decides whether that helped.
+    unlabeled: public rows whose classes the head predicts, and from which a
+      second head learns; a noisy number decides between the two.
   """
 
   balanced: bool = False

@@ -74,10 +74,15 @@ class Part:
 
   @property
   def is_whole(self) -> bool:
+    """Whether the part is all of the cache."""
     return (self.first, self.last) == (0, 100)
 
   def mean_of(self, num_rows: int) -> int:
-    """How many of `num_rows` rows are in it on average, at least 1; public."""
+    """The expected number of rows of the part, at least 1; public.
+
+    Args:
+      num_rows: rows of the whole cache.
+    """
     return max(1, round(num_rows * (self.last - self.first) / 100))
 
 

@@ -122,7 +122,8 @@ def mu_squared_from_epsilon(epsilon: float, delta: float) -> float:
     μ², the sum of σ⁻² over all releases that the budget pays for.
 
   Raises:
-    InputError: (ε, δ) is not a guarantee, or needs absurd noise.
+    InputError: (ε, δ) is not a guarantee, or needs more noise than int64 sums
+      have room for.
 
   Source: Balle & Wang (2018), theorem 8.
   """
@@ -151,7 +152,8 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
     σ, the standard deviation of the noise over the sensitivity.
 
   Raises:
-    InputError: (ε, δ) is not a guarantee, or needs absurd noise.
+    InputError: (ε, δ) is not a guarantee, or needs more noise than int64 sums
+      have room for.
   """
   return mu_squared_from_epsilon(epsilon, delta) ** -0.5 * (1 + 2**-50)
 
@@ -244,7 +246,7 @@ def _delta(mu_squared: Any, epsilon: Any) -> Any:
   # float64.
   with mpmath.workdps(_DIGITS):
     mu = mpmath.sqrt(mu_squared)
-    # That the privacy loss exceeds ε, with the unit and with nothing there.
+    # How likely the privacy loss exceeds ε, with the unit and without it.
     probability_with_unit = mpmath.ncdf(mu / 2 - epsilon / mu)
     probability_without_unit = mpmath.ncdf(-mu / 2 - epsilon / mu)
     return (

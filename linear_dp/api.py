@@ -1,4 +1,4 @@
-"""Arrays in memory → private heads, in one call and in no ledger."""
+"""Trains private heads from arrays in memory, in one call; uses no ledger."""
 
 import numbers
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def train_heads(
   source: NoiseSource | None = None,
   charge: Callable[[Fraction, NoiseSource], object] | None = None,
 ) -> tuple[PrivateHead, ...]:
-  """Trains a private head for each epsilon; all of them cost the largest.
+  """Trains a private head for each epsilon; together they cost the largest.
 
   **The heads are in no ledger**: every call costs anew. Pass `charge` to keep
   count, or write a cache (`oneshot_dp.write_cache`) for `oneshot-dp train`.
@@ -69,20 +69,21 @@ def train_heads(
     labels: [n] integers in [0, K); private.
     num_classes: K, which must be known without looking at the labels.
     class_names: K different public names; None means "0", "1" …
-    epsilons: positive and different numbers.
-    delta: of each head, in (0, 1) and well below 1/n.
+    epsilons: ε of each head: positive numbers, each different.
+    delta: δ of each head, in (0, 1) and well below 1/n.
     head: "auto", the most accurate one, the paper's step with the optimizer of
       this name, or "prototypes" or "least_squares" to compare with.
     unit_ids: [n] integers or strings that tell whose each row is; all rows of
       one unit are protected together. None means that each row is a unit.
-    balanced: weigh all classes equally, however rare; for "auto" alone.
+    balanced: weight all classes equally, however rare; for "auto" alone.
     start: [K, d] numbers, for "auto" alone: a public vector for each class,
       such as a text tower's embedding of its name. It must not depend on
       private rows.
     unlabeled: [m, d] floats, for "auto" alone: public embeddings of the same
-      kind, without labels. The private head names them, and a second head
-      learns from the names. For 2 % of the budget, a noisy number decides
-      which of the two is returned; `trained.options["self_trained"]` says it.
+      kind, without labels. The private head predicts their classes, and a
+      second head learns from these. For 2 % of the budget, a noisy number
+      decides which of the two is returned; `trained.options["self_trained"]`
+      is true for the second.
     weak_privacy: allow a δ of 1/n or more, and an ε above 20.
     source: the random bits of the noise; None means the operating system's. A
       source with a seed marks the heads as NOT PRIVATE.
@@ -131,7 +132,7 @@ def train_heads(
   names = _valid_class_names(class_names, data.num_classes)
   rows = HEADS[head].prepare_rows(data)
   mu_squared = cost(budgets, delta)
-  # A pass over the rows: what is wrong with one is told before the charge.
+  # A pass over the rows, so that a bad one is reported before the charge.
   rows.validate()
   if charge is not None:
     charge(mu_squared, source)
@@ -198,7 +199,7 @@ def train_head(
     delta: in (0, 1), well below 1/n.
     head: "auto", or the paper's step.
     unit_ids: whose each row is, or None.
-    balanced: weigh all classes equally.
+    balanced: weight all classes equally.
     start: public vectors to start from, or None.
     unlabeled: public embeddings to learn from as well, or None.
     weak_privacy: allow a weak guarantee.
@@ -245,6 +246,9 @@ def dataset_from_arrays(
     labels: [n] integers in [0, K).
     num_classes: K.
     unit_ids: [n] integers or strings, or None; see `train_heads`.
+
+  Returns:
+    The data set; its ids are positions, and one pass is one block.
 
   Raises:
     InputError: a wrong dtype or shape, no rows, an embedding that is not
@@ -315,12 +319,12 @@ def _finite_norms(embedding: np.ndarray) -> Float32[np.ndarray, " n"]:
 def _valid_class_names(
   class_names: Sequence[str] | None, num_classes: int
 ) -> tuple[str, ...]:
-  """K different names that are not empty; "0", "1" … where none are given."""
+  """Checks K class names; without any, they are "0", "1" and so on."""
   if class_names is None:
     return tuple(str(index) for index in range(num_classes))
   names = tuple(class_names)
-  are_texts = all(isinstance(name, str) and name for name in names)
-  if not are_texts or len(names) != num_classes or len(set(names)) < len(names):
+  are_names = all(isinstance(name, str) and name for name in names)
+  if not are_names or len(names) != num_classes or len(set(names)) < len(names):
     raise InputError(
       f"class_names={names} must be {num_classes} different names."
     )

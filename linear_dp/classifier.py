@@ -21,7 +21,7 @@ def _warn_once() -> None:
   warnings.warn(
     "the guarantee is of fit alone: a scaler or selection that a Pipeline fits"
     " to private rows, and cross-validation on them, are outside of it (see"
-    " DPLinearClassifier; this is said once).",
+    " DPLinearClassifier; this is shown once).",
     stacklevel=3,
   )
 
@@ -77,10 +77,12 @@ class DPLinearClassifier(ClassifierMixin, BaseEstimator):
 
   @property
   def coef_(self) -> np.ndarray:
+    """[K, d] weights; see `PrivateHead.coef_`."""
     return self._fitted_head().coef_
 
   @property
   def intercept_(self) -> np.ndarray:
+    """[K] biases."""
     return self._fitted_head().intercept_
 
   def fit(self, X: Any, y: Any, unit_ids: Any = None) -> Self:

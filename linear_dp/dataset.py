@@ -74,14 +74,14 @@ class PrivateDataset:
     return block["unit_id" if self.has_whole_units else "example_id"]
 
   def row_weights(self, block: Block) -> Int32[np.ndarray, " r"]:
-    """What each row of a block weighs, unless it is of zeros.
+    """Returns the weight of each row of a block, unless the row is of zeros.
 
-    W; or ⌊W/k⌋ where a row may belong to several units, of which the one of
-    most rows has k.
+    It is W. Where a row may belong to several units, it is ⌊W/k⌋, with k the
+    number of rows of the largest unit that owns the row.
 
-    Formal guarantees: then the weights of any unit's rows add up to at most W:
-    it has at most k rows, by the table of who owns which row, and each of them
-    is divided by k or more. They follow from the table alone.
+    Formal guarantees: the weights of any unit's rows then add up to at most W,
+    since each row of a unit with m rows is divided by k ≥ m. Weights follow
+    from the table of who owns which row, and from nothing else.
     """
     if not self.has_several_owners:
       return np.full(len(block["label"]), self.weight, np.int32)
@@ -96,10 +96,10 @@ class PrivateDataset:
     """Yields the blocks of one pass, each checked.
 
     Raises:
-      InputError: a unit_id is missing or unexpected, a label is outside [0, K),
-        or, at the end of the pass, an example_id came twice, rows of one of
-        their owners weigh more than W, or there are many more than n rows.
-        Private values are not in the message.
+      InputError: a unit_id is missing or unexpected, or a label is outside
+        [0, K). At the end of the pass: an example_id came twice, the rows of an
+        owner weigh more than W, or there are many more than n rows. Messages
+        hold no private values.
     """
     # Ids are collected over the pass: two rows with one id may be one image
     # that was read twice, and would then count twice, with twice the
@@ -123,9 +123,9 @@ class PrivateDataset:
     is_repeated = np.append(ids[1:] == ids[:-1], False)
     if is_repeated.any():
       self.refuse(ids, is_repeated, "it comes more than once")
-    # `n` is public and only an expected number for a part of a cache. The true
-    # number of rows is private, so it is not in the message.
-    # The weight leaves room in int64 for so many rows and no more.
+    # The weight leaves room in int64 for so many rows and no more. `n` is
+    # public, and for a part of a cache only the expected number; the true one
+    # is private, so it is not in the message.
     if len(ids) > 2 * self.n + UNIT_WEIGHT:
       raise InputError(
         f"{self.name}: there are many more than the expected {self.n}."
@@ -145,8 +145,7 @@ class PrivateDataset:
       if is_nobodys.any():
         self.refuse(block["example_id"], is_nobodys, "it has no owner")
     label = block["label"]
-    # A scatter would drop such a row without a word, or count it for another
-    # class.
+    # A scatter would silently drop such a row, or count it for another class.
     is_outside = (label < 0) | (label >= self.num_classes)
     if is_outside.any():
       reason = f"its label is outside [0, {self.num_classes})"

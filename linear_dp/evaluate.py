@@ -29,7 +29,7 @@ MAX_CONFUSION_CLASSES = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accuracy:
-  """How often a head names the class of a row.
+  """How often a head predicts the class of a row.
 
   Noisy counts give `top1` and about `num_examples` alone.
 
@@ -75,6 +75,9 @@ def evaluate_heads(
     heads: `LinearHead`s or `PrivateHead`s with kernels of one shape [d, K].
     blocks: columns "embedding" [r, d] and "label" [r], read once.
     on_rows: called with the number of rows of each block, for progress.
+
+  Returns:
+    The accuracy of each head, in their order.
 
   Raises:
     InputError: heads of several shapes, no rows, another feature_dim, or a

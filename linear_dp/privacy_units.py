@@ -193,8 +193,7 @@ def _sums_of_groups(
   """Σz over the rows of each of these groups, exactly."""
   num_rows = groups.num_rows[group]
   # Only the rows of these groups are copied, in the order of the groups, so
-  # that each group is one stretch for `reduceat`.
-  # Where the groups begin among the rows that are gathered here.
+  # that each group is one stretch for `reduceat`, which begins at `begin`.
   begin = np.cumsum(num_rows) - num_rows
   within = np.arange(num_rows.sum()) - np.repeat(begin, num_rows)
   position = np.repeat(groups.first_row[group], num_rows) + within

@@ -29,7 +29,7 @@ _NOISE_SLACK = 1 + 2**-40
 
 
 class Release(NamedTuple):
-  """A noisy sum that was released, or several alike.
+  """A noisy sum that was released, or several of one shape and noise.
 
   Attributes:
     name: what receipts call it.
@@ -56,8 +56,9 @@ class PrivateSums:
   devices and hosts.
 
   Attributes:
-    source: of the noise; None for no noise, which is NOT PRIVATE.
-    mu_squared_budget: μ² that may be spent in all.
+    source: the random bits of the noise; None means no noise, which is NOT
+      PRIVATE.
+    mu_squared_budget: μ² that all releases together may cost.
     releases: everything released so far, in order.
     estimates: for each statistic, the mean of all noisy sums of it that were
       ever released, weighed by their precision, and its precision σ⁻².
@@ -76,8 +77,9 @@ class PrivateSums:
     """Opens an account.
 
     Args:
-      source: of the noise; None for no noise, which is NOT PRIVATE.
-      mu_squared_budget: μ², charged to the ledger before.
+      source: the random bits of the noise; None means no noise, which is NOT
+        PRIVATE.
+      mu_squared_budget: μ², which was charged to the ledger beforehand.
       estimates: what was released of the same rows before, and is public.
     """
     self.source = source
@@ -108,17 +110,18 @@ class PrivateSums:
         released before, or a function of nothing private.
       cache: whether the exact sum is kept for a later release of the same
         statistic, and the noisy one is averaged into what was released before.
-        False for sums that are asked for once, such as gradients.
+        False for sums that are released once, such as gradients.
 
     Returns:
-      The estimate, float64 [m, p], in units of a row of norm 1 at a unit's full
-      weight: the mean, by precision, of all that was ever released of this
-      statistic. And its noise multiplier, 0 without noise.
+      A pair. The estimate, float64 [m, p], is the mean, weighted by precision,
+      of all that was ever released of this statistic; its unit is a row of norm
+      1 at a unit's full weight. The noise multiplier of the estimate is 0
+      without noise.
 
     Raises:
-      RunError: before anything is computed, if the release would exceed the
-        budget, or rows that are weighted for class sums are asked for anything
-        else.
+      RunError: the release would exceed the budget, or `rows` are weighted for
+        class sums alone and the statistic is another; raised before anything
+        is computed.
     """
     # Rows of order 2 have weights with Σ w² ≤ W², so Σ w may exceed W. Only the
     # class sums, whose blocks are orthogonal, keep sensitivity W·R with such
@@ -128,9 +131,9 @@ class PrivateSums:
         f"{name}: these rows are weighted for class sums alone; nothing was"
         " released."
       )
-    sensitivity = rows.data.weight * ROW_NORM
     # W·R, in the integers of the sum. It is public: W follows from n, R is a
     # constant.
+    sensitivity = rows.data.weight * ROW_NORM
     # The budget is spent before the sum is computed and noise is drawn.
     sd = math.inf
     cost = Fraction(0)
@@ -160,8 +163,8 @@ class PrivateSums:
       lambda: total + rounded_gaussian(total.shape, sd, source), total.shape
     )
     self.releases.append(Release(name, total.shape, sd / sensitivity))
-    # What follows is arithmetic on public numbers.
-    # A later release of the same statistic adds its precision to this one's.
+    # From here on, numbers are public: a later release of the same statistic
+    # adds its precision to this one's.
     new_precision = float(cost)
     estimate, precision = self.estimates.get(f"{name}/{key}", (0.0, 0.0))
     weighted = precision * estimate + new_precision * (noisy / sensitivity)

@@ -1,8 +1,9 @@
 """Passes over private rows: integers on the devices, in chunks of one shape.
 
-A row has a label and a weight. Without privacy units each row weighs W; of a
-unit of many rows, `privacy_units` makes rows whose weights share W. Rows that
-several units share weigh what the dataset says. A row of zeros weighs nothing.
+A row has a label and a weight. Where each row is a privacy unit of its own, it
+weighs W. Where a unit has many rows, `privacy_units` makes rows of them whose
+weights add up to at most W. A row that several units share has the weight that
+the dataset gives it, and a row of zeros weighs nothing.
 """
 
 import collections
@@ -68,7 +69,7 @@ class Chunk(NamedTuple):
 class SumCache:
   """Exact sums over one `Rows`: PRIVATE, and for `PrivateSums` alone.
 
-  What every draw and every larger ε buys again is summed once.
+  Draws and larger ε release the same sums again; each is computed once.
   """
 
   def __init__(self):
@@ -97,7 +98,7 @@ class Rows:
       for class sums alone, whose blocks are orthogonal.
     mesh: the devices that the rows lie on.
     keep: whether rows stay in memory after the first pass, where they fit.
-    note: what a person is told about where these are summed, if anything.
+    note: a remark for the user about where the rows are summed; "" if none.
     sum_cache: exact sums over the rows, for `PrivateSums` alone.
   """
 
@@ -128,11 +129,11 @@ class Rows:
       self._kept = kept
 
   def validate(self) -> None:
-    """Reads all rows once.
+    """Checks all rows, in one pass.
 
     Raises:
-      InputError: on all hosts, if something is wrong with a row of one of them,
-        or if all rows of all hosts are zeros.
+      InputError: a row of any host is not valid, or all rows of all hosts are
+        zeros; raised on all hosts.
     """
 
     def find_row() -> np.ndarray:
@@ -217,8 +218,8 @@ def rows_of(
     The rows. A pass raises InputError for a row that is not finite, or longer
     than its embedding_norm says, and as `PrivateDataset.checked_blocks` does.
   """
-  # A TPU adds up int32, which is what class sums are of where no unit has many
-  # rows; it has no float64, so its host's CPU does the rest.
+  # A TPU has no float64, but can add up int32, which is enough for class sums
+  # where each row is a unit. All other sums run on the CPU of its host.
   needs_float64 = weight_norm_order == 1 or data.has_units
   is_on_host = jax.default_backend() == "tpu" and needs_float64
   devices = jax.local_devices(backend="cpu" if is_on_host else None)
@@ -273,8 +274,8 @@ def rows_of(
 def _chunk_rows(data: PrivateDataset, devices: int) -> int:
   """How many rows a chunk has, over all devices.
 
-  It is a power of two a device, so that few shapes are compiled, and so many
-  that [c, d] and [c, K] stay in a processor's caches.
+  A power of two for each device, so that few shapes are compiled, and few
+  enough that [c, d] and [c, K] stay in a processor's caches.
   """
   num_classes = data.num_classes
   rows_in_cache = max(2**18 // num_classes, min(1024, 2**22 // num_classes))
@@ -292,8 +293,8 @@ def _integer_chunks(
   sharding: NamedSharding,
 ) -> Iterator[tuple[Chunk, np.ndarray]]:
   """Yields rows as they are stored, as integers, and their unit ids [c]."""
-  # Devices work ahead of this loop: whether a chunk's rows are all in the ball
-  # is looked at later, when that does not make anybody wait.
+  # JAX computes asynchronously. To ask at once whether all rows of a chunk are
+  # in the ball would wait for the device; it is asked one chunk later.
   unchecked: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
   for part in _regrouped(data, max_inverse_norm, num_rows):
     with jax.enable_x64(False):
@@ -345,14 +346,22 @@ class _Part(NamedTuple):
     return _Part(*[column[start:stop] for column in self])
 
   def padded(self, num_rows: int) -> "_Part":
-    behind = (0, num_rows - len(self.label))
-    return _Part(*[np.pad(c, [behind, (0, 0)][: c.ndim]) for c in self])
+    missing = num_rows - len(self.label)
+    padded = []
+    for column in self:
+      widths = [(0, 0)] * column.ndim
+      widths[0] = (0, missing)
+      padded.append(np.pad(column, widths))
+    return _Part(*padded)
 
 
 def _regrouped(
   data: PrivateDataset, max_inverse_norm: float, num_rows: int
 ) -> Iterator[_Part]:
-  """Yields blocks of any sizes as parts of one size, zeros behind the last."""
+  """Cuts blocks of any size into parts of one size; the last is padded.
+
+  All chunks then have one shape, so that one program is compiled.
+  """
   buffer: _Part | None = None  # a part that several blocks fill
   filled = 0
   for block in data.checked_blocks():

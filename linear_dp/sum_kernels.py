@@ -44,8 +44,8 @@ def exact_sum(
   Returns:
     The sum as int64, [m, p], in units of 1/(W·R).
   """
-  # The default of each statistic is an outer product. Class sums would multiply
-  # each row by K − 1 zeros, so they are scattered instead.
+  # A statistic is summed as a matrix product. For class sums that would
+  # multiply each row by K − 1 zeros, so they are scattered instead.
   if statistic is class_sums:
     return _sum_by_class(rows)
   on_devices = NamedSharding(rows.mesh, DATA)
@@ -172,16 +172,15 @@ def bounded_left_factors(
   Returns:
     a [c, m]: integers in float64.
   """
-  # Truncation is toward zero, so it makes no left factor longer.
   row, label, weight = columns
+  # Truncation is toward zero, so it makes no left factor longer.
   left = statistic(row, label, weight, *public)
   a = jnp.trunc(left.astype(jnp.float64))
   z = row.astype(jnp.float64)
   # The check of lemma 1, in exact arithmetic: it holds for whatever the
   # statistic returned, NaN and infinity included, and needs no trust in its
-  # formula.
-  # Squares of integers are exact up to 2⁵³, and what is past that is too long
-  # anyway. NaN compares as False.
+  # formula. Squares of integers are exact up to 2⁵³, and what is past that is
+  # too long anyway. NaN compares as False.
   is_short = jnp.square(a).sum(1) <= jnp.square(weight.astype(jnp.float64))
   is_short &= jnp.square(z).sum(1) <= ROW_NORM * ROW_NORM
   a = jnp.where(is_short[:, None], a, 0)

@@ -1,4 +1,4 @@
-"""Trains private heads: one for each ε, all for what the largest costs."""
+"""Trains private heads, one for each ε, at the cost of the largest ε."""
 
 import dataclasses
 import itertools
@@ -27,8 +27,9 @@ from oneshot_dp.linear_dp.rows import Rows
 _MAX_WEIGHTS = 2**31 - 1
 _MIN_SHARE_OF_STEP = 1e-6
 _MIN_MU_SQUARED = 2.0**-36
-"""What each larger ε buys at least, as a part of all and by itself: the noise
-of its smallest share is below `noise.MAX_SD` then."""
+"""How far apart the μ² of one ε and the next must be, relative to the largest
+and absolutely: even the noise of the smallest share of such a step stays below
+`noise.MAX_SD`."""
 
 # What precedes the name of a statistic in the arrays that a head keeps.
 _ESTIMATE = "estimate/"
@@ -45,8 +46,8 @@ class TrainedHead:
   Attributes:
     head: the weights.
     name: the kind of head, a key of `HEADS`.
-    epsilon: of all releases so far; None for a baseline.
-    delta: likewise.
+    epsilon: ε of all releases so far; None for a baseline.
+    delta: δ of all releases so far; None for a baseline.
     draw: which of several heads with one ε this is, from 0.
     mu_squared: what all releases so far cost together, at most; None for a
       baseline.
@@ -106,8 +107,8 @@ def cost(
   if budgets[0] <= spent * (1 + 1e-10):
     spent_epsilon = epsilon_of(spent, delta)
     raise InputError(
-      f"epsilon={ascending[0]:g} is no more than the head to go on from has at"
-      f" delta={delta:g}, {spent_epsilon:.4g}: give a larger one."
+      f"epsilon={ascending[0]:g} must be larger than that of the head to"
+      f" continue, {spent_epsilon:.4g} at delta={delta:g}."
     )
   # Each difference is split up further, into the steps of a head and less. What
   # is too small for the sampler is refused here, before anything is charged.
@@ -164,12 +165,20 @@ def check_plan(
       f"{num_classes} classes of {feature_dim} features are too many weights:"
       " use a smaller embedding."
     )
-  # The rest is about `--from`. A parent and its successor share estimates and
-  # state, so they must be of one kind, with the same options.
-  if parent_head is None:
-    return
+  if parent_head is not None:
+    _check_continues(parent_head, head, given)
+
+
+def _check_continues(
+  parent_head: TrainedHead, head: str, given: Mapping[str, Any]
+) -> None:
+  """Refuses a head that this kind, with the given options, cannot continue."""
+  # A parent and its successor share estimates and state, so they must be of one
+  # kind, with the same options.
   if parent_head.mu_squared is None:
-    raise InputError("a baseline has nothing to go on from: leave out --from.")
+    raise InputError(
+      "a baseline has no budget to continue from: leave out --from."
+    )
   if parent_head.name != head:
     raise InputError(
       f"--from needs the same kind of head: give --head {parent_head.name}."
@@ -177,12 +186,12 @@ def check_plan(
   unlabeled = parent_head.options.get("unlabeled_sha256")
   if unlabeled and given.get("unlabeled_sha256") != unlabeled:
     raise InputError(
-      "the head to go on from had public unlabeled rows: give the same ones"
-      " again (--unlabeled)."
+      "the head to continue had public unlabeled rows: give the same ones again"
+      " (--unlabeled)."
     )
   if not given.items() <= dict(parent_head.options).items():
     raise InputError(
-      f"the head to go on from has {parent_head.options}, not {given}."
+      f"the head to continue has {parent_head.options}, not {given}."
     )
   HeadState.from_arrays(parent_head.state)  # refuses what it cannot read
 
@@ -288,6 +297,9 @@ def baseline(
     rows: from `HEADS[head].prepare_rows(data)`.
     head: the name of the head.
     options: settings of the head.
+
+  Returns:
+    The head; its ε, δ and μ² are None.
   """
   options = options or HeadOptions()
   maker = _HeadMaker(head, PrivateSums(None, 0.0), rows, options)

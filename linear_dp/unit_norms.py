@@ -127,11 +127,12 @@ def norm_squared_bound(
 def _inner_products(
   vectors: Num[Array, "u s m"],
 ) -> Float64[Array, "u s s"]:
-  """v_j·v_k of the integer vectors of each unit: exact, so the way is free.
+  """v_j·v_k of the integer vectors of each unit, exactly.
 
-  XLA's CPU backend multiplies batches of long vectors slowly: element by
-  element is up to 14 times faster for two rows, unit by unit 3 times for
-  thirty. Of short vectors, such as ten classes, a batch takes half the time.
+  All three ways below give the same bits; they differ in speed. XLA's CPU
+  backend multiplies batches of long vectors slowly: element by element is up to
+  14 times faster for two rows, and unit by unit 3 times for thirty. For short
+  vectors, such as ten classes, a batch takes half the time.
   """
   if vectors.shape[1] <= 4:
     wide = vectors.astype(jnp.float64)
@@ -152,7 +153,7 @@ def _inner_products(
 
 
 def _room_for_rounding(unit_weight: int, unit_slots: int, width: int) -> float:
-  """By how much less than W·R a unit is aimed at, as a share of it.
+  """The share of W·R that is left free when a unit is scaled.
 
   Truncation moves each left factor by √m at most, and so the unit's sum by
   slots·√m·R; the check counts up to 3 units of its grid too many for each pair

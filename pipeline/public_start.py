@@ -1,4 +1,4 @@
-"""The vectors of `--start`, from which a head goes on."""
+"""Reads the vectors of `--start`: one public vector for each class."""
 
 import contextlib
 import hashlib

@@ -41,7 +41,7 @@ class LostHostExit:
     self._abort_handler: object = None
 
   def install(self) -> None:
-    """Silences everybody but Python, and makes `abort()` print one line."""
+    """Silences all but Python's own output; `abort()` prints one line."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     sys.stdout = _moved_stream(sys.stdout, devnull)
     sys.stderr = _moved_stream(sys.stderr, devnull)

@@ -82,7 +82,7 @@ class Hosts:
 
     Raises:
       InputError: the text is neither, or hosts run different programs.
-      RunError: the hosts do not meet in time.
+      RunError: the hosts do not find each other in time.
     """
     if text is None:
       return ALONE
@@ -95,10 +95,10 @@ class Hosts:
     return self
 
   def __exit__(self, *exception: object) -> None:
-    """Waits for the others before ending by an error that all heard of.
+    """Waits for the other hosts if the run ends by an error of one of them.
 
-    Without it host 0 could take the place where they meet away with it, before
-    the others have read what it says.
+    Host 0 runs the service where hosts meet. Without the wait it could end
+    before the others have read the error there.
     """
     if self._announced:
       self.leave()

@@ -80,7 +80,7 @@ class HeadState:
       begin = np.zeros_like(arrays["kernel"])
     else:
       raise InputError(
-        "the head to go on from was trained from a public start by an older"
+        "the head to continue was trained from a public start by an older"
         " version, which did not keep what part of the weights the start is:"
         " train a new head, without --from."
       )

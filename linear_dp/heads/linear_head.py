@@ -49,7 +49,7 @@ class LinearHead:
     return products + self.bias
 
   def ranking(self) -> "LinearHead":
-    """Returns a head that ranks as this one, with a largest bias of 0.
+    """Returns a head with the same ranking, whose largest bias is 0.
 
     A common bias of −10 would swallow small logits in float32.
     """

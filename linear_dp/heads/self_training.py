@@ -1,12 +1,12 @@
 """Self-training: a head teaches a second one on public unlabeled rows.
 
-A private head names the classes of public rows, and a linear discriminant
-learns from these names: four times over, each time from the names of the one
-before. All of that is post-processing of the private head, at no cost. Whether
-it helped depends on the data: public rows of another kind make a worse head. So
-the private rows are asked, by one release, on how many more of them the student
-is right than the teacher; it replaces the teacher if the noisy number is
-positive.
+A private head predicts the classes of public rows, and a linear discriminant
+learns from these predictions: four times over, each time from the predictions
+of the one before. All of that is post-processing of the private head, at no
+cost. Whether it helped depends on the data: public rows of another kind make a
+worse head. So one noisy number is released: on how many more private rows the
+student is right than the teacher. If it is positive, the student replaces the
+teacher.
 
 The constants were chosen by test accuracy on CIFAR-10 and EuroSAT: other
 ridges, rounds and soft labels lie within two points.

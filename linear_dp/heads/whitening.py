@@ -19,7 +19,12 @@ Kernel = Float64[np.ndarray, "d K"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Whitening:
-  """A public map A of rows and its inverse; None is no map at all."""
+  """A public map A of rows, and its inverse.
+
+  Attributes:
+    matrix: A [d, d]; None leaves rows as they are.
+    inverse: A⁻¹ [d, d] from `inverse_square_root`; None where `matrix` is.
+  """
 
   matrix: Square | None = None
   inverse: Square | None = None

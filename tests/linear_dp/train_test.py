@@ -320,7 +320,7 @@ def test_check_plan_refuses_what_no_head_follows(changes, message):
   [
     (
       {"options": HeadOptions(balanced=True)},
-      "the head to go on from has",
+      "the head to continue has",
     ),
     ({"head": "lamb"}, "--from needs the same kind of head"),
   ],
@@ -332,7 +332,7 @@ def test_check_plan_refuses_a_parent_head_that_does_not_fit(changes, message):
 
 
 @pytest.mark.slow
-def test_check_plan_refuses_to_go_on_from_a_baseline():
+def test_check_plan_refuses_to_continue_a_baseline():
   rows = HEADS["auto"].prepare_rows(clustered_data())
-  with pytest.raises(InputError, match="a baseline has nothing to go on from"):
+  with pytest.raises(InputError, match="a baseline has no budget"):
     check(parent_head=baseline(rows, "auto"))

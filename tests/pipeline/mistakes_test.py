@@ -49,7 +49,7 @@ TRAIN --rows 80% -> give percentages in brackets, such as '[:80%]'
 TRAIN --noise-seed x -> --noise-seed 'x' is not an integer.
 TRAIN --from nowhere -> give a folder that `oneshot-dp train` wrote.
 TRAIN --from head --head auto -> --from needs the same kind of head: give --head
-TRAIN --from head --head lamb -> epsilon=1 is no more than the head to go on
+TRAIN --from head --head lamb -> epsilon=1 must be larger than that of the head
 TRAIN --start start.npz -> must hold one vector for each class of the cache
 TRAIN --start text.txt -> 'text.txt' is not a readable npz
 TRAIN --balanced --head lamb -> balanced is for head 'auto', not for 'lamb';

@@ -269,7 +269,7 @@ def test_check_plan_refuses_to_go_on_with_other_unlabeled_rows(seed):
 
 def test_check_plan_refuses_to_go_on_with_unlabeled_rows_that_are_new():
   (parent_head,) = train_with(None, (1.0,))
-  with pytest.raises(InputError, match="the head to go on from has"):
+  with pytest.raises(InputError, match="the head to continue has"):
     check(parent_head=parent_head, unlabeled=unlabeled_rows())
 
 
