@@ -1,9 +1,9 @@
 """Passes over private rows: integers on the devices, in chunks of one shape.
 
 A row has a label and a weight. Where each row is a privacy unit of its own, it
-weighs W. Where a unit has many rows, `privacy_units` makes rows of them whose
-weights add up to at most W. A row that several units share has the weight that
-the dataset gives it, and a row of zeros weighs nothing.
+weighs W. For units of many rows, `privacy_units` makes rows whose weights add
+up to at most W; rows that units share are weighed by the dataset. A row of
+zeros weighs nothing.
 """
 
 import collections
@@ -132,8 +132,8 @@ class Rows:
     """Checks all rows, in one pass.
 
     Raises:
-      InputError: a row of any host is not valid, or all rows of all hosts are
-        zeros; raised on all hosts.
+      InputError: on all hosts: a row of one is not valid, or all rows of all
+        hosts are zeros.
     """
 
     def find_row() -> np.ndarray:
@@ -349,19 +349,15 @@ class _Part(NamedTuple):
     missing = num_rows - len(self.label)
     padded = []
     for column in self:
-      widths = [(0, 0)] * column.ndim
-      widths[0] = (0, missing)
-      padded.append(np.pad(column, widths))
+      zeros = np.zeros((missing, *column.shape[1:]), column.dtype)
+      padded.append(np.concatenate([column, zeros]))
     return _Part(*padded)
 
 
 def _regrouped(
   data: PrivateDataset, max_inverse_norm: float, num_rows: int
 ) -> Iterator[_Part]:
-  """Cuts blocks of any size into parts of one size; the last is padded.
-
-  All chunks then have one shape, so that one program is compiled.
-  """
+  """Cuts blocks of any size into parts of one size; the last is padded."""
   buffer: _Part | None = None  # a part that several blocks fill
   filled = 0
   for block in data.checked_blocks():

@@ -70,9 +70,8 @@ matter as much as rows that are wrong. Rows of small classes, which `balanced`
 cares about, are wrong for long, and keep more of their length."""
 
 ROWS_TO_WHITEN = 80
-"""Rows are whitened if there are at least this many times σ of them per class.
-With fewer, directions of little variance bring more noise than they are
-worth."""
+"""Rows are whitened if there are this many times σ of them per class. With
+fewer, directions of little variance bring more noise than they are worth."""
 
 START_LENGTH = 10.0
 ROWS_TO_LEAVE_START = 50.0
@@ -104,14 +103,9 @@ def split_budget(
 ) -> BudgetSplit:
   """Decides what part of a head's μ² each release costs.
 
-  Args:
-    counts_units: whether the number of privacy units is released.
-    balanced: whether the rows of each class are counted.
-    centered: whether the mean of the rows is released.
-    whitened: whether their second moment is released.
-
-  Returns:
-    The shares. What is not released costs nothing; the steps have the rest.
+  Each argument says whether a release is made: the number of privacy units, the
+  class counts, the mean, the second moment. What is not released costs nothing,
+  and the steps have the rest.
   """
   unit_count = UNIT_COUNT_SHARE if counts_units else 0.0
   class_counts = CLASS_COUNTS_SHARE if balanced else 0.0
@@ -386,12 +380,7 @@ def extra_memory(
   They are 11 second moments, the rows twice (stored and mapped) where they fit
   in memory, and the logits of a chunk. A privacy unit of many rows lies whole
   in a chunk: it adds the logits of all its classes and their inner products.
-
-  Args:
-    n: the public number of private rows.
-    feature_dim: d.
-    num_classes: K.
-    has_units: whether a privacy unit may have several rows.
+  The arguments are those of `ExtraMemory`.
   """
   moments = 88 * feature_dim * feature_dim
   kept_rows = 2 * min(2 * n * feature_dim, 2**33)

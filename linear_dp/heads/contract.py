@@ -143,7 +143,14 @@ class HeadFn(Protocol):
 def no_extra_memory(
   *, n: int, feature_dim: int, num_classes: int, has_units: bool
 ) -> int:
-  """Returns 0: the head holds no more than `memory_needed` counts for all.
+  """Returns 0: the head holds no more than `memory_needed` counts for all."""
+  del n, feature_dim, num_classes, has_units
+  return 0
+
+
+@runtime_checkable
+class ExtraMemory(Protocol):
+  """Computes the bytes that a head holds beside what all heads hold.
 
   Args:
     n: the public number of private rows.
@@ -151,13 +158,6 @@ def no_extra_memory(
     num_classes: K.
     has_units: whether a privacy unit may have several rows.
   """
-  del n, feature_dim, num_classes, has_units
-  return 0
-
-
-@runtime_checkable
-class ExtraMemory(Protocol):
-  """Computes the bytes that a head holds beside what all heads hold."""
 
   def __call__(
     self, *, n: int, feature_dim: int, num_classes: int, has_units: bool
