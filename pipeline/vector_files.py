@@ -27,6 +27,7 @@ from oneshot_dp.extract.sources.limits import (
 )
 from oneshot_dp.extract.sources.listed_files import File, opened
 from oneshot_dp.extract.sources.location import partition_columns
+from oneshot_dp.extract.sources.npz import check_header
 
 SUFFIXES = (".npz", ".parquet")
 """What the names of files of embeddings end in."""
@@ -205,6 +206,7 @@ class NpzVectors:
 
 def _read_header(stream: Any) -> _Header:
   """Reads the header of an .npy, which is a literal and no pickle."""
+  check_header(stream)
   major, _ = np.lib.format.read_magic(stream)
   if major == 1:
     return _Header(*np.lib.format.read_array_header_1_0(stream))

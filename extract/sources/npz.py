@@ -116,6 +116,25 @@ def array_splits(file: File) -> list[str]:
     return Npz(content, file.path).splits()
 
 
+def check_header(member: Any) -> None:
+  """Raises ValueError for an array whose header is longer than any is.
+
+  NumPy reads a header whole before it looks at its length, which a file may
+  state as 4 GiB.
+
+  Args:
+    member: an open member of an archive, which begins with the header.
+  """
+  # Six bytes that say what it is, two of the version, then the length: two
+  # bytes in version 1, and four later.
+  start = member.peek(12)[:12]
+  length = int.from_bytes(start[8:12], "little")
+  if start[6:7] > b"\x01" and length > _HEADER_BYTES:
+    raise ValueError(
+      f"a header of {length:,} bytes, which may have {_HEADER_BYTES:,}"
+    )
+
+
 class Npz:
   """The arrays of an open npz, each of which is bounded before it is read.
 
@@ -136,9 +155,10 @@ class Npz:
   def splits(self) -> list[str]:
     """Names of the splits: those that have images and labels."""
     splits: list[str] = []
+    names = set(self.names)
     for name in self.names:
       split = name.removesuffix("_image")
-      if split != name and f"{split}_label" in self.names:
+      if split != name and f"{split}_label" in names:
         splits.append(split)
     return splits
 
@@ -162,6 +182,7 @@ class Npz:
       self._path, f"array {name!r}", info.file_size, max_bytes + _HEADER_BYTES
     )
     with self._zip.open(info) as member:
+      check_header(member)
       values = np.lib.format.read_array(member, allow_pickle=False)
       if member.read(1):
         raise ValueError(f"{name} is longer than it says")

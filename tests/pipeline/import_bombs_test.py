@@ -1,6 +1,8 @@
 """Tables of embeddings that unfold to more than memory."""
 
 import resource
+import struct
+import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +45,20 @@ def test_rows_that_share_an_endless_word_are_refused_at_once(tmp_path, name):
 
   more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
   assert more * 1024 < 1.5e9
+
+
+def write_endless_header(path, name):
+  """An npz whose array states a header of 1.5 GB, which NumPy reads whole."""
+  with zipfile.ZipFile(path, "w") as archive:
+    length = struct.pack("<I", 1_500_000_000)
+    archive.writestr(f"{name}.npy", b"\x93NUMPY\x02\x00" + length)
+
+
+def test_an_array_of_an_endless_header_is_refused_unread(tmp_path):
+  write_endless_header(tmp_path / "x.npz", "embedding")
+
+  with pytest.raises(InputError, match="a header of 1,500,000,000 bytes"):
+    import_table(tmp_path / "x.npz", tmp_path / "c", num_classes=2)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "npz"])

@@ -115,6 +115,29 @@ def test_an_npz_array_that_unfolds_to_gigabytes_is_refused_unread(
     open_dataset(tmp_path / "x.npz", num_classes=2)
 
 
+def test_an_array_of_an_endless_header_is_refused_unread(tmp_path):
+  with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+    length = struct.pack("<I", 1_500_000_000)
+    archive.writestr("image.npy", b"\x93NUMPY\x02\x00" + length)
+
+  with refused("a header of 1,500,000,000 bytes"):
+    open_dataset(tmp_path / "x.npz", num_classes=2)
+
+
+@pytest.mark.long
+def test_an_npz_of_thousands_of_arrays_is_looked_through_at_once(
+  tmp_path,
+):
+  with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+    for number in range(30_000):
+      archive.writestr(f"{number}_image.npy", b"")
+  started = time.monotonic()
+
+  with refused("has no array 'image'"):
+    open_dataset(tmp_path / "x.npz", num_classes=2)
+  assert time.monotonic() - started < 4
+
+
 def write_dictionary_bomb(path) -> None:
   """A thousand rows that refer to one cell of 64 MB: 64 GB in 2 KB."""
   cell = pa.array([bytes(1 << 26)], pa.binary())
