@@ -84,7 +84,7 @@ def _set_cap(
 ) -> None:
   """Sets the cap of a cache's data set, and prints warnings about it."""
   from oneshot_dp.extract.cache.keys import keys_of
-  from oneshot_dp.pipeline.ledger.entries import Cap
+  from oneshot_dp.pipeline.ledger.entries import Cap, cap_of
 
   epsilon = flags.max_epsilon
   delta = flags.max_delta
@@ -94,10 +94,13 @@ def _set_cap(
       " --max-epsilon and --max-delta."
     )
   # A cap that is only changed is about the rows that the ledger knows: it does
-  # not make others private, such as those that heads are scored on.
+  # not make others private, such as those that heads are scored on. The first
+  # one does, whatever was charged before: rows that were never released are
+  # under it as well, and a charge may be of a part alone.
   dataset = cache.info.dataset
-  is_new = not ledger.entries(dataset)
-  if cache.part.is_whole and is_new:
+  is_first = cap_of(ledger.entries(dataset)) is None
+  adds_rows = is_first or bool(flags.rows)
+  if cache.part.is_whole and adds_rows:
     # Or else a test part is refused later, and nobody remembers why.
     print(
       f"note: all rows of {flags.cache} are private from now on; to keep a part"
@@ -105,12 +108,7 @@ def _set_cap(
       file=sys.stderr,
     )
   cap = Cap(epsilon, delta)
-  warnings = ledger.set_cap(
-    dataset,
-    cap,
-    keys_of(cache),
-    adds_rows=is_new or not cache.part.is_whole,
-  )
+  warnings = ledger.set_cap(dataset, cap, keys_of(cache), adds_rows=adds_rows)
   for warning in warnings:
     print(f"warning: {warning}", file=sys.stderr)
 

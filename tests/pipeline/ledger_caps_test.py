@@ -162,6 +162,35 @@ def test_cap_that_is_changed_makes_no_other_rows_private(
   assert ledger.shared(keys_of(train_cache)) == before
 
 
+def test_first_cap_makes_all_rows_private_though_some_were_charged_before(
+  ledger, charge, capsys, train_cache
+):
+  charge(mu_squared(1.0), dataset=train_cache.info.dataset)
+  keys = keys_of(train_cache)
+  cap = ["--max-epsilon", 2, "--max-delta", DELTA]
+
+  _, err = succeeds(capsys, "budget", "--cache", train_cache.path, *cap)
+
+  assert "all rows of" in err
+  assert ledger.shared(keys)[train_cache.info.dataset].rows == len(
+    keys["image"]
+  )
+
+
+def test_changed_cap_makes_all_rows_private_that_are_named(
+  ledger, capsys, train_cache
+):
+  words = ["budget", "--cache", train_cache.path, "--max-delta", DELTA]
+  succeeds(capsys, *words, "--max-epsilon", 2, "--rows", "[:80%]")
+  keys = keys_of(train_cache)
+
+  succeeds(capsys, *words, "--max-epsilon", 2, "--rows", "[:]")
+
+  assert ledger.shared(keys)[train_cache.info.dataset].rows == len(
+    keys["image"]
+  )
+
+
 # What is said of a cap.
 
 
