@@ -83,9 +83,10 @@ def _verify_run(flags: Flags, folder: Path) -> Answer:
   # One head that the ledger does not know is enough: a run is published as a
   # whole.
   statuses = set()
-  for row in read_run(folder).rows:
+  rows = read_run(folder).rows
+  for row in rows:
     verdict = verify_head(folder / row.path, ledger)
-    findings.append(f"{row.path}: {verdict.findings[0]}")
+    findings += [f"{row.path}: {finding}" for finding in verdict.findings]
     faults += [f"{row.path}: {fault}" for fault in verdict.faults]
     statuses.add(verdict.status)
   failure = None
@@ -93,7 +94,7 @@ def _verify_run(flags: Flags, folder: Path) -> Answer:
     failure = RunError(f"{flags.path}: {len(faults)} fault(s) found.")
   all_recorded = statuses == {LedgerStatus.RECORDED}
   if all_recorded and not faults:
-    findings.insert(0, f"all {len(findings)} heads are in the ledger")
+    findings.insert(0, f"all {len(rows)} heads are in the ledger")
   if not all_recorded:
     failure = RunError(f"{flags.path} has heads that are not verified.")
   vouched = None if LedgerStatus.NO_LEDGER in statuses else all_recorded

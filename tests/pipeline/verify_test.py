@@ -332,6 +332,31 @@ class TestRun:
     assert (facts["ok"], facts["vouched"]) == (False, None)
 
   @pytest.mark.slow
+  def test_an_edited_card_is_noted_with_what_its_receipt_states(
+    self, run_folder, capsys
+  ):
+    card = run_folder / "heads" / "lamb-epsilon-8-draw-0" / "README.md"
+    text = card.read_text()
+    card.write_text(text.replace("epsilon = 8**", "epsilon = 0.1**"))
+
+    status, out, _ = run_verify(capsys, run_folder)
+
+    assert status == 0
+    assert out.count("note: README.md") == 1
+    assert "heads/lamb-epsilon-8-draw-0: note: README.md is not" in out
+    assert "which states epsilon 8 at delta 1e-05" in out
+
+  @pytest.mark.slow
+  def test_a_seeded_head_is_said_to_be_not_private(self, place, capsys):
+    words = place("SWEEP --epsilons 8 --head lamb --noise-seed 1 --out s")
+    assert main(words) == 0
+
+    status, out, _ = run_verify(capsys, Path("s"))
+
+    assert status == 0
+    assert "this head is NOT PRIVATE" in out
+
+  @pytest.mark.slow
   def test_a_damaged_head_is_an_error(self, run_folder, capsys):
     card = next(run_folder.rglob("README.md"))
     card.write_text("better")
