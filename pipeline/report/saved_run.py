@@ -7,7 +7,7 @@ receipt says.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ import msgspec
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract import places
+from oneshot_dp.linear_dp import accounting
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.report.results import FORMAT, EvaluationSet, HeadRow
 
@@ -139,6 +140,7 @@ def read_run(directory: Path) -> Run:
     receipts[row.path] = read_head(head_folder).receipt
     _check_against_receipt(file, row, receipts[row.path])
     _check_classes(file, row, results.facts, receipts[row.path])
+  _check_together(file, results.facts, receipts)
   return Run(file, results.rows, receipts, results.facts, results.content)
 
 
@@ -240,6 +242,8 @@ def _check_against_receipt(
   }
   if not _is_close(row.epsilon, known.epsilon):
     pairs["epsilon"] = row.epsilon, known.epsilon
+  if not _is_close(row.noise_multiplier, known.noise_multiplier):
+    pairs["noise_multiplier"] = row.noise_multiplier, known.noise_multiplier
   # Without noise a δ means nothing, and a receipt has none.
   if math.isfinite(row.epsilon) and not _is_close(row.delta, known.delta):
     pairs["delta"] = row.delta, known.delta
@@ -249,6 +253,48 @@ def _check_against_receipt(
         f"{file} says {name} {stated!r} of {row.path}, and its receipt"
         f" {expected!r}: restore the file, or run the sweep again."
       )
+
+
+def _check_together(
+  file: Path, facts: RunFacts, receipts: Mapping[str, dict[str, Any]]
+) -> None:
+  """Raises InputError where all heads are said to cost less than they do."""
+  private = []
+  for receipt in receipts.values():
+    if receipt["stated"]["private"]:
+      private.append(receipt)
+  if not private:
+    return
+  delta = min(receipt["stated"]["delta"] for receipt in private)
+  least = accounting.epsilon_of(_least_mu_squared(private), delta)
+  stated = facts.epsilon
+  if stated is None or stated < least * (1 - _EPSILON_TOLERANCE):
+    raise InputError(
+      f"{file} says epsilon {stated!r} of all heads together, which by their"
+      f" receipts is {least:.5g} at least: restore the file, or run the sweep"
+      " again."
+    )
+
+
+def _least_mu_squared(receipts: Sequence[dict[str, Any]]) -> float:
+  """What private heads cost together at least, by what their receipts state.
+
+  They may cost more: where noisy accuracies were charged to the same rows.
+  """
+  # Heads of one charge are nested, and cost what the dearest of them costs;
+  # charges add up. But heads that continue from an earlier one all count what
+  # that cost, and no receipt here says how much it was.
+  dearest: dict[str | None, float] = {}
+  continues = False
+  for receipt in receipts:
+    stated = receipt["stated"]
+    mu_squared = receipt["follows"]["mu_squared"]
+    charge = stated["charge"]
+    dearest[charge] = max(dearest.get(charge, 0.0), mu_squared)
+    continues = continues or stated["went_on_from"] is not None
+  if continues:
+    return max(dearest.values())
+  return accounting.sum_mu_squared(dearest.values())
 
 
 def _is_close(stated: float, known: float) -> bool:

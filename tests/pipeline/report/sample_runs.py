@@ -3,10 +3,11 @@
 import math
 from typing import Any
 
+from oneshot_dp.linear_dp.accounting import epsilon_of
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.pipeline.heads.head_folder import write_head
 from oneshot_dp.pipeline.report.results import HeadRow, files_of, head_name
-from tests.pipeline.sample_heads import sample_info, trained_head
+from tests.pipeline.sample_heads import mu2_of, sample_info, trained_head
 
 NAMES = ("cat", "a dog of a very long breed indeed", "<b>rat</b>")
 PUBLIC = {
@@ -72,14 +73,15 @@ def write_run(
       num_classes=len(class_names),
     )
     path = f"heads/{head_name('auto', epsilon, draw)}"
-    write_head(folder / path, trained, info)
+    # Heads of one draw are nested, and have one charge.
+    write_head(folder / path, trained, info, charge_id=f"{draw:032x}")
     rows.append(
       head_row(
         epsilon=epsilon,
         draw=draw,
         private=trained.private,
         noise_source=trained.noise_source,
-        noise_multiplier=1.0 if noisy else 0.0,
+        noise_multiplier=(trained.mu_squared or math.inf) ** -0.5,
         top1=0.9004 - 0.05 / epsilon + 0.001 * draw,
         top5=1.0 if is_exact else None,
         balanced=0.85 if is_exact else None,
@@ -87,9 +89,10 @@ def write_run(
         confusion=confusion if is_exact else None,
       )
     )
+  together = epsilon_of(float(draws * mu2_of(max(epsilons))), 1e-5)
   facts = {
     "dataset": "pets",
-    "epsilon": max(epsilons) if seed is None else None,
+    "epsilon": together if seed is None else None,
     "test_counts": test_counts if is_exact else None,
     "evaluation": evaluation,
   }

@@ -48,6 +48,7 @@ def edit_run(run, **changes):
     ("delta", 1e-9),
     ("private", False),
     ("noise_source", "me"),
+    ("noise_multiplier", 100.0),
     ("head", "lamb"),
   ],
 )
@@ -56,6 +57,17 @@ def test_results_that_a_receipt_contradicts_are_refused(run, name, value):
 
   with pytest.raises(InputError, match=f"says {name}"):
     read_run(run)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 2.0, None])
+def test_all_heads_together_for_less_than_they_cost_are_refused(
+  tmp_path, epsilon
+):
+  folder = write_run(tmp_path, epsilons=(1.0, 2.0), draws=2, baseline=False)
+  edit_run(folder, epsilon=epsilon)
+
+  with pytest.raises(InputError, match="of all heads together, which by their"):
+    read_run(folder)
 
 
 def test_results_of_heads_elsewhere_are_refused(run, capsys):
