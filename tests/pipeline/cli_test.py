@@ -42,12 +42,26 @@ class TestWords:
     listed, at_first = listed.rstrip().rsplit("\n", 1)
     assert all(f"  {name} " in listed for name in COMMANDS)
     heavy = {"jax", "apache_beam", "matplotlib", "tensorflow_datasets"}
-    assert not (heavy | {"numpy", "tyro"}) & {*at_first.split()}
+    only_commands = {"numpy", "argparse", "email"}
+    assert not (heavy | only_commands) & {*at_first.split()}
     assert len(helps) == len(COMMANDS)
     for shown in helps:
       assert "--json" in shown
       assert len(shown.splitlines()) <= 120
     assert not (heavy | {"pyarrow"}) & {*modules.split()}
+
+  @pytest.mark.slow
+  @pytest.mark.parametrize(
+    ("module", "unneeded"),
+    [
+      ("pipeline.runs.run", {"PIL", "pyarrow", "flax", "apache_beam"}),
+      ("extract.job.job", {"pyarrow", "matplotlib", "dp_accounting"}),
+    ],
+  )
+  def test_a_command_waits_for_no_library_of_another(self, module, unneeded):
+    code = f"import sys, oneshot_dp.{module}; print(*sys.modules)"
+    imported = run_python("-c", code)
+    assert not unneeded & {*imported.split()}
 
   @pytest.mark.parametrize("columns", ["1", "2", "3"])
   def test_help_in_a_narrow_terminal_ends(self, columns):
