@@ -169,7 +169,11 @@ def _download_from_hub(location: str, shown: str) -> pathlib.Path:
   # The client sets the level of its log when its parts are first imported: all
   # of them are, before it is made quiet.
   from huggingface_hub import hf_hub_download, parse_hf_uri
-  from huggingface_hub.errors import RemoteEntryNotFoundError
+  from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
+  )
 
   try:
     uri = parse_hf_uri(location)
@@ -184,14 +188,19 @@ def _download_from_hub(location: str, shown: str) -> pathlib.Path:
   except Exception as error:
     # The client's errors are many; their first paragraph says what happened.
     message = hub.first_paragraph(error)
+    advice = "check that you may read it (`hf auth login`)"
+    was_answered = isinstance(error.__cause__, HfHubHTTPError)
+    if isinstance(error, LocalEntryNotFoundError) and not was_answered:
+      message = "the Hub is out of reach, and has not sent this file before"
+      advice = "check the connection"
     kind = RunError
     if re.search("40[134] |hf://", message):
       kind = InputError
     if isinstance(error, RemoteEntryNotFoundError):
       kind = _NotInRepositoryError
     raise kind(
-      f"{shown}: {message}; check that you may read it (`hf auth login`), run"
-      " the same command again, or give --weights, the path of the file."
+      f"{shown}: {message}; {advice} and run the same command again, or give"
+      " --weights, the path of the file."
     ) from None
   return pathlib.Path(path)
 

@@ -117,7 +117,8 @@ def _refuse_strays(root: str, images: FileTable) -> None:
   if strays:
     raise InputError(
       f"{root!r} has images outside any class folder: {format_names(strays)};"
-      " move them into the folder of their class."
+      " move them into the folder of their class, or name the folder above, if"
+      " this is one class (images without a class are for predict)."
     )
 
 

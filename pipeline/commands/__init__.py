@@ -198,9 +198,9 @@ class TrainingFlags(CommandFlags):
     form="CACHE",
     group=DATA_GROUP,
     help="Cache of public rows of the same kind, from the same backbone, to"
-    " learn from as well: the private head names them, a second head learns"
-    " from the names, and 2 % of the budget decides which one is kept; their"
-    " labels are not read (default: no public rows).",
+    " learn from as well. The private head labels them, and a second head"
+    " learns from these labels; 2 % of the budget decides which of the two is"
+    " kept. Labels in this cache are not read (default: no public rows).",
   ).default(None)
   delta: float = DELTA.within(PRIVACY_GROUP).required()
   ledger: Path | None = LEDGER.within(PRIVACY_GROUP).default(None)

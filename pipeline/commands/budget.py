@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline.commands import LEDGER, ROWS, CommandFlags, Flag
+from oneshot_dp.pipeline.commands import LEDGER, CommandFlags, Flag
 
 if TYPE_CHECKING:
   from oneshot_dp.extract.cache.read import FeatureCache
@@ -42,7 +42,11 @@ class Flags(CommandFlags):
     form="CACHE",
     help="Show only the data set of this cache (default: all data sets).",
   ).default(None)
-  rows: str = ROWS.default("")
+  rows: str = Flag(
+    form="PART",
+    help="The part of the cache that a first cap makes private, such as"
+    " '[:80%]' (default: all rows).",
+  ).default("")
   max_epsilon: float | None = Flag(
     parse=float,
     form="EPSILON",

@@ -53,8 +53,8 @@ class Flags(CommandFlags):
   delta: float | None = Flag(
     parse=float,
     form="DELTA",
-    help="Delta of the noisy accuracies; needed with --private-eval, and of no"
-    " use without (default: none).",
+    help="Delta of the noisy accuracies; needed with --private-eval, and"
+    " refused without it.",
   ).default(None)
   allow_duplicates: bool = ALLOW_DUPLICATES.off()
   ledger: Path | None = LEDGER.default(None)

@@ -148,8 +148,8 @@ def _check_rows_have_one_name(
       raise InputError(
         f"some rows of {request.cache} are charged as {name!r} already, and"
         f" this cache calls them {request.dataset!r}: make the cache with"
-        f" --name {shlex.quote(name)}, so that what is spent on them adds up,"
-        " or leave these rows out."
+        f" --name {shlex.quote(name)} (--dataset-name, if it is imported), so"
+        " that what is spent on them adds up, or leave these rows out."
       )
 
 
@@ -178,15 +178,14 @@ def _check_unit(
   if len(units) == 1:
     return
   first, other = units[:2]
-  as_before = "with the same --units as before"
+  as_before = "of the same units as before"
   if first == EXAMPLE:
-    as_before = "without --units"
+    as_before = "without units"
   raise InputError(
     f"{dataset!r} is charged per {first}, and this would be charged per"
     f" {other}: the two do not add up, and what was released before cannot be"
-    f" changed. Go on per {first}, with a cache that is made {as_before}; or"
-    " begin anew under another --name, with images of which nothing was"
-    " released."
+    f" changed. Go on per {first}, with a cache {as_before}; or begin anew"
+    " under another name, with images of which nothing was released."
   )
 
 
@@ -217,7 +216,7 @@ def _check_cap(
     raise InputError(
       f"{names} would break the cap of {dataset!r}, {cap}:"
       f" {describe_remaining(cap, already_spent)}. Ask for less, or raise the"
-      " cap, which is recorded, and then is no proven bound any more:"
+      " cap (that is recorded, and a raised cap is no proven bound):"
       f" {command} --max-epsilon {accounting.format_rounded_up(needed)}"
       f" --max-delta {accounting.format_rounded_up(cap.delta)}"
     )

@@ -329,7 +329,7 @@ def _judge(
     raise InputError(
       "the test set overlaps the private rows:"
       f" {shared.in_words(num_rows)} of {public} are among {owner}, and"
-      f" accuracy on them is an exact statistic of private labels: {way_out}."
+      f" exact accuracies would give their private labels away: {way_out}."
     )
   if not shared.seen:
     return []

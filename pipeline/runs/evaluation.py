@@ -355,9 +355,10 @@ def _refuse_training_rows(saved: SavedHead, eval_rows: EvalRows) -> None:
   last = min(trained_on.last, cache.part.last)
   if first < last or has_several_owners(cache.info.unit):
     raise InputError(
-      f"{saved.path} was trained on rows of {eval_rows.role}, and accuracy on"
-      " them is an exact statistic of private labels: give a test set of"
-      " others, or score these with --private-eval."
+      f"{saved.path} was trained on rows of {eval_rows.role}, and exact"
+      " accuracies on them would give their private labels away: score other"
+      " rows, such as another part by --rows, or score these with"
+      " --private-eval."
     )
 
 

@@ -109,7 +109,7 @@ def test_rows_of_a_cap_are_refused_under_any_other_name(ledger, charge):
   ledger.set_cap("a", Cap(1.0, DELTA), row_keys(1, 2))
 
   with pytest.raises(
-    InputError, match=r"are charged as 'a' already.* with --name a,"
+    InputError, match=r"are charged as 'a' already.* with --name a \(--dataset"
   ):
     charge(9.0, dataset="b", keys=row_keys(2, 3))
 

@@ -194,6 +194,14 @@ def test_hub_that_denies_a_file_is_reported_in_one_line(
     local_weights(HUB_LOCATION)
 
 
+def test_hub_that_is_out_of_reach_is_told_from_one_that_denies(
+  hub, monkeypatch
+):
+  local_hub.ask_at(monkeypatch, "http://127.0.0.1:9")  # where nobody listens
+  with refused("the Hub is out of reach.* give --weights", RunError):
+    local_weights(HUB_LOCATION)
+
+
 def test_hub_is_asked_for_a_file_once(hub):
   path = local_weights(HUB_LOCATION)
   assert path.read_bytes() == BODY
