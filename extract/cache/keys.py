@@ -15,7 +15,8 @@ data.
 
 import functools
 import hashlib
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int64, UInt64
@@ -24,22 +25,21 @@ from oneshot_dp.configs.extract_config import NO_OWNER
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.format import Rows
 
-if TYPE_CHECKING:
-  from oneshot_dp.extract.cache.read import FeatureCache
-
 MOST_KEYS = 1 << 22
-"""Keys kept of each kind: the smallest, which are a sample, as keys are
-hashes."""
+"""How many keys of each kind are kept: the smallest. Keys are hashes, so these
+are a random sample."""
 _MOST_VALUES = 256
-"""Values of an embedding that its direction is computed from."""
+"""At most so many values of an embedding decide the key of its direction."""
 _BUCKETS = 64
 _FINENESS = 1024
-"""Cells that all buckets of a row are cut into together, per mean bucket. Rows
-whose buckets differ by a share s of their size have one key with probability
-about exp(-1024 s): 3 of 4 that float16 rounded anew, nearly all in float32; one
-in 10^6 pairs of images whose embeddings have a cosine of 0.9999 (s = 0.014)."""
+"""How finely buckets are cut into cells, summed over all buckets of a row. Rows
+whose buckets differ by a share s of their size have the same key with
+probability about exp(-1024 s). That is so for 3 of 4 rows rounded to float16,
+for nearly all in float32, and for one in 10^6 pairs of images whose embeddings
+have a cosine of 0.9999 (s = 0.014)."""
 _LEAST_DIM = 8
-"""In fewer dimensions many images have one direction."""
+"""Embeddings of fewer dimensions get no key of their direction: many images
+would share one."""
 
 
 def embedding_keys(
@@ -137,17 +137,18 @@ def _projection(d: int) -> _Projection:
 def in_part(part: Part, rows: Rows) -> Bool[np.ndarray, " rows"]:
   """Which rows are in a part, by their images or, if they have them, by units.
 
-  *Formal guarantee*: for each row a function of its own image key alone, and
-  where rows have units of the `unit_id` alone. So of parts that do not overlap,
-  a unit has rows in one only. (Not so where a row may belong to several units:
-  they may all hang together, and images decide.)
+  *Formal guarantee*: whether a row is in a part is a function of its own image
+  key alone or, where each row has one unit, of its `unit_id` alone. So all rows
+  of a unit are in the same one of several parts that do not overlap. (Where a
+  row may belong to several units, all units may be connected, and images
+  decide.)
 
   Args:
     part: percentages of the rows.
     rows: columns of one block.
 
   Returns:
-    True for each row that the part has.
+    For each row, whether it is in the part.
   """
   if "unit_id" in rows and rows["unit_id"].ndim == 1:
     # Where rows have a unit each, it alone decides: all rows of a person are in
@@ -178,14 +179,14 @@ def _hash_rows(rows: np.ndarray, kind: bytes, size: int) -> np.ndarray:
   return words.reshape(-1, size // 8).copy()
 
 
-def keys_of(cache: "FeatureCache") -> dict[str, UInt64[np.ndarray, " _keys"]]:
-  """The keys of a cache's rows by kind: "image", "direction" and "unit".
+def keys_of(blocks: Iterable[Rows]) -> dict[str, UInt64[np.ndarray, " _keys"]]:
+  """Computes the keys of rows, by kind: "image", "direction" and "unit".
 
-  Private. Reads all rows once, and holds about 40 bytes for each, for at most
-  2 · `MOST_KEYS` rows.
+  They are private. About 40 bytes are held for each row, for at most 2 ·
+  `MOST_KEYS` rows.
 
   Args:
-    cache: a cache, or a part of one.
+    blocks: the rows of a cache, as `FeatureCache.blocks` yields them.
 
   Returns:
     Sorted 64-bit words without duplicates, at most `MOST_KEYS` of a kind. A
@@ -197,12 +198,13 @@ def keys_of(cache: "FeatureCache") -> dict[str, UInt64[np.ndarray, " _keys"]]:
   direction = _KeySample()
   unit = _KeySample()
   rows_since_trim = 0
-  for rows in cache.blocks():
+  for rows in blocks:
     image.add(rows["image_key"][:, 0])
     direction.add(direction_keys(rows["embedding"]))
     if "unit_id" in rows:
       unit.add(_unit_words(_units_in(rows["unit_id"])))
-    # To sort is what costs: it is done once in so many rows, and bounds memory.
+    # Sorting takes the time, so it is done only once in so many rows; that
+    # still bounds the memory.
     rows_since_trim += len(rows["label"])
     if rows_since_trim > MOST_KEYS:
       for sample in (image, direction, unit):

@@ -112,7 +112,9 @@ def _set_cap(
       file=sys.stderr,
     )
   cap = Cap(epsilon, delta)
-  warnings = ledger.set_cap(dataset, cap, keys_of(cache), adds_rows=adds_rows)
+  warnings = ledger.set_cap(
+    dataset, cap, keys_of(cache.blocks()), adds_rows=adds_rows
+  )
   for warning in warnings:
     print(f"warning: {warning}", file=sys.stderr)
 

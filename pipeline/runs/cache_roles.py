@@ -60,7 +60,7 @@ class CacheRole:
   @functools.cached_property
   def keys(self) -> Keys:
     """Keys of its rows, which are read once for them; private."""
-    return keys_of(self.cache)
+    return keys_of(self.cache.blocks())
 
   def __str__(self) -> str:
     return f"{self.flag} {self.cache.name}"

@@ -154,12 +154,12 @@ def test_cap_that_is_changed_makes_no_other_rows_private(
 ):
   words = ["budget", "--cache", train_cache.path, "--max-delta", DELTA]
   succeeds(capsys, *words, "--max-epsilon", 2, "--rows", "[:80%]")
-  before = ledger.shared(keys_of(train_cache))
+  before = ledger.shared(keys_of(train_cache.blocks()))
 
   _, err = succeeds(capsys, *words, "--max-epsilon", 3)
 
   assert "all rows" not in err
-  assert ledger.shared(keys_of(train_cache)) == before
+  assert ledger.shared(keys_of(train_cache.blocks())) == before
 
 
 def test_first_cap_makes_all_rows_private_though_some_were_charged_before(

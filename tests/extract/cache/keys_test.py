@@ -112,8 +112,8 @@ def test_image_keys_are_of_the_bytes_alone():
 
 def shared(one, other):
   """How many keys of each kind rows of both caches have."""
-  ours = keys_of(one)
-  theirs = keys_of(other)
+  ours = keys_of(one.blocks())
+  theirs = keys_of(other.blocks())
   return {k: np.isin(ours[k], theirs[k]).sum() for k in ours}
 
 
@@ -128,7 +128,8 @@ def test_rows_are_known_under_any_name_and_zeros_are_nobody(tmp_path):
   # Scaled; the direction is read off the embedding, so no image key hides it.
   assert shared(one, two) == {"image": 0, "direction": 30}
   zeros = [own | {"embedding": np.zeros((100, 20))}]
-  assert keys_of(write_cache(tmp_path / "zeros", info, zeros)) == {}
+  cache = write_cache(tmp_path / "zeros", info, zeros)
+  assert keys_of(cache.blocks()) == {}
 
 
 def test_images_are_known_through_another_backbone_and_units_by_number(
@@ -153,7 +154,7 @@ def test_of_very_many_rows_all_caches_keep_the_same_sample(
   """The smallest keys; few more than twice as many are held at once."""
   cache = run_job(tmp_path, make_info(1000, 20, unit="user"))
   held = []
-  every = keys_of(cache)
+  every = keys_of(cache.blocks())
   images = make_rows(cache.info)["image_key"][:, 0]
   np.testing.assert_array_equal(every["image"], np.unique(images))
 
@@ -163,7 +164,7 @@ def test_of_very_many_rows_all_caches_keep_the_same_sample(
 
   monkeypatch.setattr(keys, "MOST_KEYS", 64)
   monkeypatch.setattr(keys, "_smallest", smallest)
-  found = keys_of(cache)
+  found = keys_of(cache.blocks())
   assert found.keys() == {"image", "direction", "unit"}
   for kind, words in found.items():
     np.testing.assert_array_equal(words, every[kind][:64])
@@ -180,10 +181,10 @@ def test_all_owners_of_rows_are_known_by_number(tmp_path):
     tmp_path / "alone", embedding[:1], label[:1], unit_id=np.array([1000])
   )
 
-  units = keys_of(cache)["unit"]
+  units = keys_of(cache.blocks())["unit"]
 
   assert len(units) == len(label) // 2 + 1
-  assert keys_of(alone)["unit"][0] in units
+  assert keys_of(alone.blocks())["unit"][0] in units
 
 
 def test_rows_of_several_owners_are_in_a_part_by_their_own_bytes(tmp_path):
