@@ -53,6 +53,8 @@ FLOORS = {
     "cli",
   ),
 }
+# Rooms where each new format, network, head or command is a file of its own.
+GROWING_ROOMS = ("sources", "backbones", "heads", "commands")
 LEVELS = {"extract": 6, "linear_dp": 10, "pipeline": 7}
 
 
@@ -111,7 +113,7 @@ def test_levels_between_rooms(graph, package):
 
 
 def test_files_are_few_short_and_named_apart():
-  """At most 16 in a room, of 500 lines; a name is one file's."""
+  """Of 500 lines, at most 16 in a room; a name is one file's."""
   rooms = collections.Counter()
   names = collections.Counter()
   for package in PACKAGES:
@@ -121,7 +123,11 @@ def test_files_are_few_short_and_named_apart():
       if path.stem != "__init__" and path.parent.name != "commands":
         rooms[path.parent] += 1
         names[path.stem] += 1
-  assert {room: n for room, n in rooms.items() if n > 16} == {}
+  crowded = {}
+  for room, number in rooms.items():
+    if number > (32 if room.name in GROWING_ROOMS else 16):
+      crowded[room] = number
+  assert crowded == {}
   assert {name: n for name, n in names.items() if n > 1} == {}
 
 

@@ -1,7 +1,8 @@
 """The network architectures, and what each of them provides.
 
 A new architecture is one module with what `Family` lists, and a row in
-`FAMILIES`; its published networks are records in names.py.
+`FAMILIES`; its kinds are records in kinds.py, and its published networks in
+names.py.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -73,13 +74,15 @@ class Family(Protocol):
     ...
 
 
+# The more particular first: most of CLIP's and DINOv3's arrays are a ViT's, and
+# a file of weights is said to look like the first family that takes it.
 FAMILIES: dict[str, Family] = {
-  "vit": vit,
   "clip": clip,
   "rope_vit": rope_vit,
   "convnext": convnext,
-  "resnet_v2": resnet_v2,
   "norm_free": norm_free,
+  "resnet_v2": resnet_v2,
+  "vit": vit,
 }
 
 # Arrays of files that are not timm's, and what wrote them.
@@ -111,9 +114,7 @@ def describe_layout(arrays: Arrays) -> str:
         f"its arrays are named as by {program}: give timm's model.safetensors"
         " of the same network"
       )
-  # The more particular first: most of CLIP's and DINOv3's arrays are a ViT's.
-  for key in ("clip", "rope_vit", "convnext", "norm_free", "resnet_v2", "vit"):
-    family = FAMILIES[key]
+  for family in FAMILIES.values():
     try:
       name = family.inferred_name(family.infer_network(arrays, None))
     except (KeyError, IndexError, TypeError, ValueError):

@@ -5,26 +5,12 @@ import pathlib
 
 import pytest
 
+from oneshot_dp.pipeline.cli.program import COMMANDS
 from tests.golden import command_lines
 
 golden = json.loads(
   pathlib.Path(__file__).with_name("commands.json").read_text()
 )
-COMMANDS = {
-  "audit",
-  "budget",
-  "demo",
-  "evaluate",
-  "export",
-  "extract",
-  "import",
-  "inspect",
-  "predict",
-  "report",
-  "sweep",
-  "train",
-  "verify",
-}
 
 
 @pytest.fixture(scope="module")
@@ -47,5 +33,5 @@ def test_every_command_is_pinned_with_a_success_and_a_failure():
   assert golden.keys() == set(command_lines.LINES)
   succeeded = {line.split()[0] for line in golden if not golden[line]["status"]}
   failed = {line.split()[0] for line in golden if golden[line]["status"]}
-  assert succeeded == COMMANDS
-  assert failed == COMMANDS
+  assert succeeded == COMMANDS.keys()
+  assert failed == COMMANDS.keys()
