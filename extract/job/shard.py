@@ -245,6 +245,7 @@ def _prepare(
         images.append(
           random_view(result.pixels, seed, view, VIEW_MIN_AREA, preprocessing)
         )
+      del result  # while it counts: the next image is decoded at once
   except DecodeError as e:
     size = preprocessing.image_size
     images = [np.zeros((size, size, 3), np.uint8)] * (views or 1)

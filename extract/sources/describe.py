@@ -292,6 +292,7 @@ def _scan_images(
         height, width, _ = result.pixels.shape
         if result.warning:
           warnings[index] = f"{images.name_of(index)}: {result.warning}"
+        del result  # while it counts: the next image is decoded at once
       sides[index] = width, height
       keys[index] = image_key(image)
     except (InputError, RunError, DecodeError) as error:
