@@ -166,7 +166,7 @@ def test_first_cap_makes_all_rows_private_though_some_were_charged_before(
   ledger, charge, capsys, train_cache
 ):
   charge(mu_squared(1.0), dataset=train_cache.info.dataset)
-  keys = keys_of(train_cache)
+  keys = keys_of(train_cache.blocks())
   cap = ["--max-epsilon", 2, "--max-delta", DELTA]
 
   _, err = succeeds(capsys, "budget", "--cache", train_cache.path, *cap)
@@ -182,7 +182,7 @@ def test_changed_cap_makes_all_rows_private_that_are_named(
 ):
   words = ["budget", "--cache", train_cache.path, "--max-delta", DELTA]
   succeeds(capsys, *words, "--max-epsilon", 2, "--rows", "[:80%]")
-  keys = keys_of(train_cache)
+  keys = keys_of(train_cache.blocks())
 
   succeeds(capsys, *words, "--max-epsilon", 2, "--rows", "[:]")
 
