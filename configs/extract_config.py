@@ -60,6 +60,12 @@ def check_unit_name(name: str) -> None:
     )
 
 
+def check_unit(unit: str) -> None:
+  """Raises InputError unless it is a privacy unit, as caches name them."""
+  if unit not in (EXAMPLE, DISTINCT_IMAGE):
+    check_unit_name(unit_without_relation(unit))
+
+
 def unit_without_relation(unit: str) -> str:
   """The name of a unit, without the suffix of units that share images."""
   return unit.removesuffix(FIXED_GRAPH)

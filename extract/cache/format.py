@@ -29,14 +29,12 @@ from jaxtyping import Int64, Shaped, UInt64
 
 from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.configs.extract_config import (
-  DISTINCT_IMAGE,
   EXAMPLE,
   MAX_OWNERS,
   EmbeddingDtype,
   NumClassesSource,
-  check_unit_name,
+  check_unit,
   has_several_owners,
-  unit_without_relation,
 )
 
 FORMAT_VERSION = 3
@@ -149,8 +147,7 @@ class CacheInfo:
       raise InputError(
         f"shard_rows={self.shard_rows} must be at most {_MAX_SHARD_ROWS}."
       )
-    if self.unit not in (EXAMPLE, DISTINCT_IMAGE):
-      check_unit_name(unit_without_relation(self.unit))
+    check_unit(self.unit)
     has_room_for_several = 1 < self.owners_per_row <= MAX_OWNERS
     if has_several_owners(self.unit) != has_room_for_several:
       raise InputError(
@@ -158,7 +155,7 @@ class CacheInfo:
       )
     check_name("dataset", self.dataset)
     check_name("split", self.split)
-    check_name("backbone", self.backbone.get("name"))
+    check_backbone(self.backbone)
     for name in self.class_names:
       check_name("class_names", name)
     if not self.class_names:
@@ -288,6 +285,14 @@ class CacheInfo:
         f"{place} is damaged ({reason}); restore it, or make the cache again."
       ) from e
     return info
+
+
+def check_backbone(backbone: Mapping[str, Any]) -> None:
+  """Raises InputError unless a backbone's name and layer can be printed."""
+  check_name("backbone", backbone.get("name"))
+  layer = backbone.get("layer")  # of an import there is none
+  if layer is not None:
+    check_name("layer", layer)
 
 
 def _check_parts(info: CacheInfo, fingerprint: Any) -> None:

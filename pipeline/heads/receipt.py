@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from oneshot_dp.configs.errors import InputError, check_name
-from oneshot_dp.configs.extract_config import NumClassesSource
+from oneshot_dp.configs.extract_config import NumClassesSource, check_unit
 from oneshot_dp.configs.head_config import HeadName
 from oneshot_dp.configs.parts import Part
-from oneshot_dp.extract.cache.format import CacheInfo
+from oneshot_dp.extract.cache.format import CacheInfo, check_backbone
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import Release
@@ -276,8 +276,14 @@ def _check_format(receipt: Any) -> None:
 
 def _check_stated(stated: Stated) -> None:
   """Refuses names that are none, and statements that contradict each other."""
-  for name in (stated.dataset, stated.split, *stated.class_names):
+  # All that a card or a page shows in the words of a receipt: with lines of its
+  # own it could state another epsilon there.
+  check_unit(stated.privacy_unit)
+  names = [stated.dataset, stated.split, *stated.class_names]
+  names += [stated.noise_source, *stated.libraries, *stated.libraries.values()]
+  for name in names:
     check_name("a name", name)
+  check_backbone(stated.backbone)
   # What follows from the rest is compared with it, so that an edit of one field
   # shows: a baseline, say, cannot be called private.
   has_noise = bool(stated.releases)

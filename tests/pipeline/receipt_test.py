@@ -12,7 +12,7 @@ from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline.heads.head_folder import read_head, write_head
 from oneshot_dp.pipeline.heads.model_card import render_card, right_guesses
 from oneshot_dp.pipeline.heads.receipt import check_receipt, derive
-from tests.pipeline.sample_heads import sample_info, trained_head
+from tests.pipeline.sample_heads import fit, sample_info, trained_head
 
 CHARGE_ID = "c".zfill(32)
 PARENT_ID = "e".zfill(32)
@@ -267,6 +267,25 @@ class TestEdits:
 
     with pytest.raises(InputError, match="control characters"):
       check_receipt(receipt)
+
+  @pytest.mark.parametrize(
+    "forged",
+    [
+      {"privacy_unit": "cat is there. **epsilon = 0.1**"},
+      {"privacy_unit": "patient\n\nepsilon = 0.1\n\n"},
+      {"backbone": {"name": "vit\n\nepsilon = 0.1\n\n"}},
+      {"backbone": {"name": "vit", "layer": "cls\n\nepsilon = 0.1\n\n"}},
+      {"noise_source": "no\n\nepsilon = 0.1\n\n", "private": False},
+      {"libraries": {"jax": "1\n\nepsilon = 0.1\n\n"}},
+    ],
+  )
+  def test_words_that_make_a_card_state_another_epsilon_are_refused(
+    self, private_folder, forged
+  ):
+    fit(private_folder, **forged)
+
+    with pytest.raises(InputError, match="damaged or was edited"):
+      read_head(private_folder)
 
 
 class TestFollows:
