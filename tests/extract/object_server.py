@@ -87,10 +87,12 @@ class ObjectServer(http.server.ThreadingHTTPServer):
       if method == "DELETE":
         self.objects.pop(name, None)
         return 204, [], b""
-      if (data := self.objects.get(name)) is None:
+      data = self.objects.get(name)
+      if data is None:
         return 404, [], b"<Error><Code>NoSuchKey</Code></Error>"
     found = _version(data)
-    if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", "")):
+    wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", ""))
+    if wanted:
       start = int(wanted[1])
       end = min(int(wanted[2]) + 1, len(data))
       found.append(("content-range", f"bytes {start}-{end - 1}/{len(data)}"))
@@ -148,7 +150,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _serve(self) -> None:
     server: Any = self.server
-    kind = "LIST" if "list-type" in self.path else self.command
+    kind = self.command
+    if "list-type" in self.path:
+      kind = "LIST"
     server.seen.append(f"{kind} {urllib.parse.unquote(self.path)}")
     body = self.rfile.read(int(self.headers.get("content-length", 0)))
     fault = server.fault(kind)
@@ -183,12 +187,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     for name, value in headers:
       if name.lower() not in dropped:
         self.send_header(name, value)
-    lengths = [v for n, v in headers if n.lower() == "content-length"]
-    length = lengths[0] if self.command == "HEAD" and lengths else len(data)
-    self.send_header("content-length", str(length))
+    length = str(len(data))
+    if self.command == "HEAD":  # has that of the answer to a GET
+      for name, value in headers:
+        if name.lower() == "content-length":
+          length = value
+    self.send_header("content-length", length)
     self.end_headers()
+    if cut:
+      data = data[: len(data) // 2]
     if self.command != "HEAD":
-      self.wfile.write(data[: len(data) // 2] if cut else data)
+      self.wfile.write(data)
 
   def log_message(self, format, *args) -> None:
     pass

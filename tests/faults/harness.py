@@ -15,10 +15,11 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
   """A flip, a cut, a swap, zeros, a repeat, or nothing left of some bytes."""
   size = draw.choice((1, 1, 8, 64, 512))
   # What a file begins with is broken more often: much hangs on it.
-  whole = draw.random() < 0.7
-  near = len(data) if whole else min(len(data), 300)
-  first = draw.randrange(near) if near else 0
-  second = draw.randrange(near) if near else 0
+  near = len(data)
+  if draw.random() >= 0.7:
+    near = min(near, 300)
+  first = draw.randrange(near or 1)
+  second = draw.randrange(near or 1)
   hit = slice(first, first + size)
   new = bytearray(data)
   match draw.randrange(7):

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError
-from oneshot_dp.linear_dp.distributed.hosts import ALONE, Hosts
+from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from tests.linear_dp.statistic_catalogue import (
@@ -40,16 +40,16 @@ def released(hosts: Hosts, units: bool, names=STATISTICS) -> list:
     unit[:3] = [-1, 2**63 - 1, -(2**63)]
   # Shards of one row each; a single host would read all of them.
   shards = hosts.own_shards(150, units)
-  own = slice(None) if shards is None else list(shards)
-  data = data_of(
-    x[own],
-    label[own],
-    None if unit is None else unit[own],
-    n=150,
-    block=11,
-    hosts=hosts,
-  )
-  source = NoiseSource(7) if hosts.index == 0 else NoBits(7)
+  if shards is not None:
+    own = list(shards)
+    x = x[own]
+    label = label[own]
+    if unit is not None:
+      unit = unit[own]
+  data = data_of(x, label, unit, n=150, block=11, hosts=hosts)
+  source = NoiseSource(7)
+  if hosts.index > 0:
+    source = NoBits(7)
   sums = PrivateSums(source, 100.0)
   found = []
   for name in names:
@@ -61,20 +61,24 @@ def released(hosts: Hosts, units: bool, names=STATISTICS) -> list:
 def without_rows(hosts: Hosts) -> list:
   """Exact sums where all but the first host have no rows."""
   x, label = hostile_rows(np.random.default_rng(0), n=9)
-  own = slice(0, 9 if hosts.index == 0 else 0)
-  data = data_of(x[own], label[own], n=9, hosts=hosts)
+  if hosts.index > 0:
+    x = x[:0]
+    label = label[:0]
+  data = data_of(x, label, n=9, hosts=hosts)
   return [STATISTICS[name].exact(data).tolist() for name in FEW]
+
+
+def fail_on_second_host(hosts: Hosts, kind: type[Exception]) -> np.ndarray:
+  """Returns three numbers; raises on the second host."""
+  if hosts.index == 1:
+    raise kind("a shard\nis damaged")
+  return np.zeros(3, np.int64)
 
 
 def meet_errors(hosts: Hosts) -> None:
   """Prints those that the second host has, on all."""
   for kind in (InputError, RunError):
-
-    def fails(kind=kind):
-      if hosts.index == 1:
-        raise kind("a shard\nis damaged")
-      return np.zeros(3, np.int64)
-
+    fails = functools.partial(fail_on_second_host, hosts, kind)
     of_first = functools.partial(hosts.from_first, shape=(3,))
     for on_all in (hosts.sum, of_first):
       try:
@@ -82,13 +86,13 @@ def meet_errors(hosts: Hosts) -> None:
       except (InputError, RunError) as error:
         print(type(error).__name__, error)
 
-  def fails_before_a_sum():
+  def fail_before_a_sum():
     if hosts.index == 1:
       raise InputError("no cache")
     return hosts.sum(lambda: np.zeros(1, np.int64))
 
   try:
-    hosts.sum(fails_before_a_sum)
+    hosts.sum(fail_before_a_sum)
   except InputError as error:
     print(error)
   try:
@@ -98,21 +102,32 @@ def meet_errors(hosts: Hosts) -> None:
   hosts.agree("cache", "the same")
 
 
+def print_sums(hosts: Hosts, names) -> None:
+  """Prints what leaves of these statistics, of rows and of units."""
+  made = [released(hosts, units, names) for units in (False, True)]
+  print(json.dumps(made))
+
+
 def main(place: str, what: str) -> None:
-  hosts = ALONE if place == "alone" else Hosts.join(place)
-  if what in ("few", "sums", "many things"):
-    names = STATISTICS if what == "sums" else FEW
-    made = [released(hosts, units, names) for units in (False, True)]
-    print(json.dumps(made))
-  if what == "many things":
-    print(json.dumps(without_rows(hosts)))
-    meet_errors(hosts)
-  if what in ("killed", "frozen") and hosts.index == 1:
-    os.kill(os.getpid(), signal.SIGKILL if what == "killed" else signal.SIGSTOP)
-  if what == "terminated":
-    os.kill(os.getpid(), signal.SIGTERM)
-  if what == "failed" and hosts.index == 0:
-    raise RunError("the disk is full.")
+  """Does one thing as one of the hosts of a run, and meets the others."""
+  hosts = Hosts.join(place)
+  match what:
+    case "sums":
+      print_sums(hosts, STATISTICS)
+    case "few":
+      print_sums(hosts, FEW)
+    case "many things":
+      print_sums(hosts, FEW)
+      print(json.dumps(without_rows(hosts)))
+      meet_errors(hosts)
+    case "killed" if hosts.index == 1:
+      os.kill(os.getpid(), signal.SIGKILL)
+    case "frozen" if hosts.index == 1:
+      os.kill(os.getpid(), signal.SIGSTOP)
+    case "terminated":
+      os.kill(os.getpid(), signal.SIGTERM)
+    case "failed" if hosts.index == 0:
+      raise RunError("the disk is full.")
   hosts.sum(lambda: np.ones(1, np.int64))
   print("done")
 
@@ -120,6 +135,9 @@ def main(place: str, what: str) -> None:
 if __name__ == "__main__":
   try:
     main(*sys.argv[1:])
-  except (InputError, RunError) as error:
+  except InputError as error:
     print(f"oneshot-dp: error: {error}", file=sys.stderr)
-    sys.exit(2 if isinstance(error, InputError) else 1)
+    sys.exit(2)
+  except RunError as error:
+    print(f"oneshot-dp: error: {error}", file=sys.stderr)
+    sys.exit(1)

@@ -138,31 +138,38 @@ BY_SLURM = {
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-  ("count", "what"), [(1, "few"), (4, "sums")], ids=["one", "four"]
+  ("count", "what", "names"),
+  [(1, "few", host_worker.FEW), (4, "sums", STATISTICS)],
+  ids=["one", "four"],
 )
-def test_slurm_tells_each_host_its_place(hosts, count, what):
+def test_slurm_tells_each_host_its_place(hosts, count, what, names):
   """And four let out what one does; one is alone with others' machinery."""
   found = said(hosts(what, count, "auto", **BY_SLURM))
   for status, _, stderr in found:
     assert (status, stderr) == (0, "")
   ((sums, done),) = {tuple(stdout.splitlines()) for _, stdout, _ in found}
   assert done == "done"
-  check_sums(sums, host_worker.FEW if what == "few" else STATISTICS)
+  check_sums(sums, names)
 
 
 @pytest.mark.long
 def test_a_lost_host_is_one_line_on_the_others(hosts):
-  """Of three one is killed, or frozen; of two the first fails."""
-  kinds = {"killed": 3, "frozen": 3, "failed": 2}
-  groups = {what: hosts(what, count) for what, count in kinds.items()}
-  first, second = said(groups.pop("failed"))
-  assert first[0] == second[0] == 1
-  assert first[2].startswith("oneshot-dp: error: the disk is full.\n")
-  assert LOST.fullmatch(second[2])
-  for first, _, last in groups.values():  # (a frozen one says no more)
+  """Of three the second is killed, or frozen, and says no more."""
+  # All start at once: what takes long is to see that one is lost.
+  groups = [hosts("killed", 3), hosts("frozen", 3)]
+  for first, _, last in groups:
     for status, stdout, stderr in said([first, last]):
       assert (status, stdout) == (1, "")
       assert LOST.fullmatch(stderr)
+
+
+@pytest.mark.long
+def test_host_that_fails_prints_its_error_and_is_lost_to_the_other(hosts):
+  failed, other = said(hosts("failed", 2))
+
+  assert (failed[0], other[0]) == (1, 1)
+  assert failed[2].startswith("oneshot-dp: error: the disk is full.\n")
+  assert LOST.fullmatch(other[2])
 
 
 @pytest.mark.long
@@ -197,12 +204,15 @@ def test_sigterm_ends_hosts_that_have_met(hosts):
     assert (status, stdout) == (-signal.SIGTERM, "")
 
 
-def test_join_of_a_single_host_is_alone(monkeypatch):
-  assert Hosts.join(None) is ALONE
-  assert Hosts.join("0/1@10.0.0.1:1234") is ALONE
-  for name, value in (("NUM_PROCESSES", "1"), ("PROCESS_ID", "0")):
-    monkeypatch.setenv(f"JAX_{name}", value)
-  assert Hosts.join("auto") is ALONE
+@pytest.mark.parametrize("place", [None, "0/1@10.0.0.1:1234", "auto"])
+def test_join_of_a_single_host_is_alone(monkeypatch, place):
+  monkeypatch.setenv("JAX_NUM_PROCESSES", "1")
+  monkeypatch.setenv("JAX_PROCESS_ID", "0")
+
+  assert Hosts.join(place) is ALONE
+
+
+def test_host_that_is_alone_agrees_with_itself():
   ALONE.agree("cache", "any")
 
 
@@ -227,20 +237,42 @@ def test_join_with_an_invalid_place_is_refused(
     Hosts.join(text)
 
 
+def all_hosts(count: int) -> list[Hosts]:
+  return [Hosts(index, count) for index in range(count)]
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_each_shard_belongs_to_one_of_several_hosts(count):
+  shards = []
+  for host in all_hosts(count):
+    shards.extend(host.own_shards(13, has_whole_units=False) or ())
+
+  assert sorted(shards) == list(range(13))
+
+
+def test_own_shards_of_a_single_host_are_all():
+  assert Hosts(0, 1).own_shards(13, has_whole_units=False) is None
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_each_shard_and_each_unit_belongs_to_one_host(count):
-  everyone = [Hosts(i, count) for i in range(count)]
-  shards = [host.own_shards(13, has_whole_units=False) for host in everyone]
-  if count == 1:
-    assert shards == [None]
-  else:
-    assert sorted(i for own in shards for i in own or ()) == list(range(13))
-  assert {host.own_shards(13, has_whole_units=True) for host in everyone} == {
-    None
-  }
+def test_own_shards_of_rows_with_units_are_all_on_each_host(count):
+  for host in all_hosts(count):
+    assert host.own_shards(13, has_whole_units=True) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_each_unit_belongs_to_one_host(count):
   ids = np.random.default_rng(0).integers(-(2**62), 2**62, 4000)
-  ids[:1000] = np.arange(1000)
-  owners = np.sum([host.own_units(ids) for host in everyone], axis=0)
-  assert (owners == 1).all()
-  sizes = [host.own_units(ids[:1000]).sum() for host in everyone]
+
+  owned = [host.own_units(ids) for host in all_hosts(count)]
+
+  np.testing.assert_array_equal(np.sum(owned, axis=0), 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_units_of_small_numbers_are_spread_over_all_hosts(count):
+  ids = np.arange(1000)
+
+  sizes = [host.own_units(ids).sum() for host in all_hosts(count)]
+
   assert min(sizes) > 0.7 * 1000 / count

@@ -43,9 +43,10 @@ def data_of(
     "label": np.asarray(label, np.int32),
     "example_id": np.arange(len(label)),
   }
+  name = "example"
   if unit is not None:
     columns["unit_id"] = np.asarray(unit, np.int64)
-  name = "example" if unit is None else "user"
+    name = "user"
   if divisor is not None:
     columns["weight_divisor"] = np.asarray(divisor, np.uint32)
     name += FIXED_GRAPH

@@ -63,7 +63,9 @@ OF_INTEGERS = [
 def test_a_sum_is_that_of_numpy(name, units):
   rng = np.random.default_rng(6)
   x, label = hostile_rows(rng, n=80)
-  unit = rng.integers(0, 11, 80) if units else None
+  unit = None
+  if units:
+    unit = rng.integers(0, 11, 80)
   data = data_of(x, label, unit)
   statistic = STATISTICS[name]
   z, labels, w = columns_of(statistic.rows(data))
@@ -96,9 +98,9 @@ def test_a_residual_is_that_of_float64(clip, scale, prior):
   integers, step = kernel(5, scale)
   public = integers, step, clip, prior
   found = left_of(statistics.residual, z, label, w, *public)
-  expected = softmax_residual(
-    z, label, w, integers, step, clip, 0.0 if prior is None else prior
-  )
+  if prior is None:
+    prior = 0.0
+  expected = softmax_residual(z, label, w, integers, step, clip, prior)
   # Logits are in steps of 2⁻¹², and r is shortened from its rounded norm.
   np.testing.assert_allclose(
     found, expected, atol=UNIT_WEIGHT / min(clip, 1) / 4000

@@ -23,7 +23,9 @@ DELTA = 1e-4
 
 def clustered_data(units=False):
   embeddings, labels = clusters((N // K,) * K, D)
-  unit_ids = np.arange(N) // 2 if units else None
+  unit_ids = None
+  if units:
+    unit_ids = np.arange(N) // 2
   return dataset_from_arrays(
     embeddings, labels, num_classes=K, unit_ids=unit_ids
   )
@@ -40,7 +42,9 @@ def train_on(
   draw=0,
 ):
   """Returns a head of each ε, of the given rows or of `clustered_data`."""
-  spent = parent_head.mu_squared if parent_head else 0.0
+  spent = 0.0
+  if parent_head:
+    spent = parent_head.mu_squared
   heads = train(
     HEADS[head].prepare_rows(data or clustered_data()),
     head=head,

@@ -48,7 +48,9 @@ def trained_head(
   releases = ()
   state = {}
   mu2 = None
+  noise_source = "no noise"
   if noise:
+    noise_source = source.description
     mu2 = mu_squared_from_epsilon(epsilon, delta) * (1 - 1e-12)
     sigma = (mu2 / 6) ** -0.5 * (1 + 1e-13)
     releases = (
@@ -64,13 +66,13 @@ def trained_head(
     "head": LinearHead(kernel=kernel, bias=np.zeros(num_classes, np.float32)),
     "name": "auto",
     "epsilon": mu2 and epsilon_of(mu2, delta),
-    "delta": delta if noise else None,
+    "delta": mu2 and delta,
     "draw": 0,
     "mu_squared": mu2,
     "releases": releases,
     "state": state,
     "options": {"balanced": False},
-    "noise_source": source.description if noise else "no noise",
+    "noise_source": noise_source,
     "private": noise and source.is_private,
   }
   return TrainedHead(**(fields | changes))

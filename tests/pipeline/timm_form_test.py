@@ -22,9 +22,12 @@ NAMES = tuple("0123456789")
 def random_head(d, k=10, unit_norm=False):
   rng = np.random.default_rng(3)
   # A bias as large as what it is added to, so that both decide, and the norm.
+  bias_scale = 5.0
+  if unit_norm:
+    bias_scale = 1.0
   return LinearHead(
     kernel=rng.normal(size=(d, k)).astype(np.float32),
-    bias=rng.normal(size=k).astype(np.float32) * (1 if unit_norm else 5) - 10,
+    bias=rng.normal(size=k).astype(np.float32) * bias_scale - 10,
     unit_norm=unit_norm,
   )
 
@@ -194,7 +197,9 @@ def test_timm_and_transformers_open_it(tmp_path, name, unit_norm):
   timm = pytest.importorskip("timm")
   pytest.importorskip("transformers")
   pytest.importorskip("torch").manual_seed(0)
-  args = {} if name.startswith("bit") else {"img_size": SIDE}
+  args = {"img_size": SIDE}
+  if name.startswith("bit"):  # takes any
+    args = {}
   model = timm.create_model(FAMILIES[name], num_classes=0, **args)
   state = {key: value.numpy() for key, value in model.state_dict().items()}
   rng = np.random.default_rng(0)
@@ -216,8 +221,10 @@ def test_timm_and_transformers_open_it(tmp_path, name, unit_norm):
   )
   head = random_head(backbone.feature_dim, unit_norm=unit_norm)
   # Random networks say nearly the same of all images: what differs decides.
-  x = embedding / np.linalg.norm(embedding, axis=1, keepdims=True)
-  mean = (x if unit_norm else embedding).mean(axis=0)
+  rows = embedding
+  if unit_norm:
+    rows = embedding / np.linalg.norm(embedding, axis=1, keepdims=True)
+  mean = rows.mean(axis=0)
   head = dataclasses.replace(head, bias=-(mean @ head.kernel))
   folder = tmp_path / "model"
   folder.mkdir()

@@ -85,7 +85,8 @@ def run_job(
 
 
 def put(out: str, job: CacheJob, index: int, seed: int = 0):
-  if kept := load_existing_shard(out, job, job.info.shard_name(index)):
+  kept = load_existing_shard(out, job, job.info.shard_name(index))
+  if kept:
     return kept
   indices = job.info.shard_range(index)
   rows = validate_and_cast_rows(

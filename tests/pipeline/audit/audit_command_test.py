@@ -21,7 +21,8 @@ CLAIM = ("audit", "--epsilon", 4, "--delta", DELTA)
 
 
 @pytest.mark.parametrize(
-  ("head", "unit"), [("lamb", False), ("lamb", True), ("auto", True)]
+  ("head", "unit"),
+  [("lamb", "example"), ("lamb", "user"), ("auto", "user")],
 )
 def test_audit_of_a_cache_is_charged_and_reaches_a_quarter_of_its_claim(
   capsys, monkeypatch, tmp_path, ledger_file, head, unit
@@ -29,7 +30,9 @@ def test_audit_of_a_cache_is_charged_and_reaches_a_quarter_of_its_claim(
   # Audits of sound heads alarm in up to 2.5 %, and did so in 3 of 120 here: in
   # a test, in one of a million.
   monkeypatch.setattr(bounds, "ERROR", 1e-6)
-  users = np.arange(180) // 2 if unit else None
+  users = None
+  if unit == "user":
+    users = np.arange(180) // 2
   write_clusters(tmp_path / "c", dataset="private", unit_id=users)
   words = [*CLAIM, "--cache", tmp_path / "c", "--head", head]
   words += ["--rows", "[:80%]"]
@@ -47,7 +50,7 @@ def test_audit_of_a_cache_is_charged_and_reaches_a_quarter_of_its_claim(
   assert spent(entries) == mu_squared_from_epsilon(4.0, DELTA)
   (entry,) = entries
   assert entry.description == f"audit of {head} at epsilon 4"
-  assert entry.unit == ("user" if unit else "example")
+  assert entry.unit == unit
   assert not Ledger(ledger_file).heads()
 
 
