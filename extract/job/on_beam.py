@@ -11,7 +11,9 @@ file that its workers look for (worker.py).
 import contextlib
 import io
 import logging
+import os
 import re
+import shutil
 import tempfile
 import threading
 import time
@@ -35,6 +37,7 @@ from oneshot_dp.configs.errors import (
 )
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import Shard
+from oneshot_dp.extract.files import disk_errors
 from oneshot_dp.extract.job import worker
 from oneshot_dp.extract.job.beam_flags import split_beam_flags
 from oneshot_dp.extract.job.job_server import job_server
@@ -125,25 +128,27 @@ def run_on_beam(job: Job, options: PipelineOptions, bar: tqdm) -> list[Shard]:
     KeyboardInterrupt: Ctrl-C; says what may still run.
   """
   run = worker.launch(job)
-  with _own_temporary_folder():
+  with _own_temporary_folder(run):
     return _run_launched(job, run, options, bar)
 
 
 @contextlib.contextmanager
-def _own_temporary_folder() -> Iterator[None]:
+def _own_temporary_folder(run: str) -> Iterator[None]:
   """Has Beam's temporary files in a folder that goes at the end.
 
   Of what it stages for workers and job servers, Beam leaves most behind.
   """
-  outer = tempfile.tempdir
-  with tempfile.TemporaryDirectory(
-    prefix="oneshot-dp-", ignore_cleanup_errors=True
-  ) as folder:
+  outer = tempfile.gettempdir()
+  # Named beforehand, so that it goes even if Ctrl-C comes while it is made.
+  folder = os.path.join(outer, f"oneshot-dp-{run}")
+  try:
+    with disk_errors(outer):
+      os.mkdir(folder, 0o700)
     tempfile.tempdir = folder
-    try:
-      yield
-    finally:
-      tempfile.tempdir = outer
+    yield
+  finally:
+    tempfile.tempdir = outer
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run_launched(
