@@ -89,6 +89,13 @@ def _verify_run(flags: Flags, folder: Path) -> Answer:
     findings += [f"{row.path}: {finding}" for finding in verdict.findings]
     faults += [f"{row.path}: {fault}" for fault in verdict.faults]
     statuses.add(verdict.status)
+  # So is one that nobody asked about.
+  named = [row.path for row in rows]
+  faults += [
+    f"{path}: a head that {_RUN_FILE} does not name"
+    for path in _heads_below(folder)
+    if path not in named
+  ]
   failure = None
   if faults:
     failure = RunError(f"{flags.path}: {len(faults)} fault(s) found.")
@@ -99,6 +106,18 @@ def _verify_run(flags: Flags, folder: Path) -> Answer:
     failure = RunError(f"{flags.path} has heads that are not verified.")
   vouched = None if LedgerStatus.NO_LEDGER in statuses else all_recorded
   return _answer(flags, "run", vouched, tuple(findings), tuple(faults), failure)
+
+
+def _heads_below(folder: Path) -> list[str]:
+  """The folders of all heads of a run, relative to it."""
+  from oneshot_dp.extract import places
+  from oneshot_dp.pipeline.ledger.delivery import WEIGHTS_FILE
+
+  paths = []
+  for file in places.files_below(folder):
+    if file.name == WEIGHTS_FILE:
+      paths.append(file.parent.relative_to(folder).as_posix())
+  return paths
 
 
 def _verify_cache(flags: Flags) -> Answer:

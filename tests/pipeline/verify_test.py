@@ -357,6 +357,18 @@ class TestRun:
     assert "this head is NOT PRIVATE" in out
 
   @pytest.mark.slow
+  def test_a_head_that_the_results_do_not_name_is_a_fault(
+    self, run_folder, capsys
+  ):
+    write_head(run_folder / "heads" / "other", trained_head(), sample_info())
+
+    status, out, err = run_verify(capsys, run_folder)
+
+    assert status == 1
+    assert "ok: " not in out
+    assert "heads/other: a head that results.json does not name" in err
+
+  @pytest.mark.slow
   def test_a_damaged_head_is_an_error(self, run_folder, capsys):
     card = next(run_folder.rglob("README.md"))
     card.write_text("better")
