@@ -1,4 +1,4 @@
-"""Files on this machine's disk: durable, private to their owner, and files.
+"""Reads and writes files on this machine's disk: durable, and their owner's.
 
 What is written is there whole or not at all, of mode 0600, and on the disk
 before it is in view. What is read is a regular file of a bounded size: a FIFO,
@@ -128,10 +128,10 @@ def walk(
 ) -> Iterator[tuple[str, tuple[int, str]]]:
   """Yields the name, bytes and version of each file below a folder.
 
-  They come in the order of their names by code point; those of one folder at a
-  time are in memory. What is no folder has none. What is no regular file, a
-  folder that may not be read, or a link to a folder that it lies in, has -1
-  bytes.
+  Files come in the order of their names by code point; only the names of one
+  folder at a time are in memory. A place that is not a folder has no files. A
+  size of -1 marks what is not a regular file, a folder that may not be read,
+  and a link to a folder that it lies in.
 
   Args:
     folder: its path.
@@ -286,6 +286,6 @@ def disk_errors(path: str | os.PathLike) -> Iterator[None]:
     yield
   except OSError as e:
     raise RunError(
-      f"{escaped(os.fspath(path))} cannot be written: {e.strerror or e}; mend"
+      f"{escaped(os.fspath(path))} cannot be written: {e.strerror or e}; fix"
       " the disk or the permissions."
     ) from e

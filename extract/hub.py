@@ -1,4 +1,4 @@
-"""The Hugging Face Hub, asked by its own client.
+"""Finds and downloads data sets of the Hugging Face Hub, by its own client.
 
 What is downloaded stays in the cache of the client, by its commit.
 """
@@ -61,9 +61,9 @@ def find_dataset(location: str) -> HubDataset:
   try:
     uri = parse_hf_uri(location)
   except HfUriError:
-    raise InputError(f"{location!r} is no data set: give {_FORM}.") from None
+    raise InputError(f"{location!r} is not a data set: give {_FORM}.") from None
   if uri.type != "dataset":
-    raise InputError(f"{location!r} is no data set: give {_FORM}.")
+    raise InputError(f"{location!r} is not a data set: give {_FORM}.")
   with _dataset_errors(location):
     api = HfApi()
     # A branch may move between two requests: all after the first name a commit.

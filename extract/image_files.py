@@ -1,4 +1,4 @@
-"""From the bytes of an image file to its pixels, or to the reason why not.
+"""Decodes the bytes of an image file, or says why that is not possible.
 
 Pillow reads all formats, but of JPEG it reads the header only: libjpeg fills up
 what is missing or damaged with gray and with the colors beside it, and warns of
@@ -274,7 +274,7 @@ def _rgb_of_16_bits(
 
 
 def _are_few(is_bright: Bool[np.ndarray, "h w 3"]) -> bool:
-  """Whether they are no more than dead pixels, a frame or letters are."""
+  """Whether so few samples are bright that they may be dead pixels or text."""
   return bool(np.count_nonzero(is_bright) <= _FEW * is_bright.size)
 
 

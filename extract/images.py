@@ -1,9 +1,9 @@
-"""From the bytes of an image file to the square that a backbone is shown.
+"""Turns the bytes of an image file into the square that a backbone takes.
 
-All of it runs on the host, on uint8: a backbone normalizes on the
-device, so that a quarter of the bytes travel.
+All of it runs on the host, on uint8: the backbone normalizes on the device, so
+that only a quarter of the bytes travel.
 
-Instead of its center an image may be shown by random views. The one step of
+Random views of an image may be embedded instead of its center. The one step of
 `linear_dp` is linear in an example's embedding as long as its gradient is
 clipped as one, so averaging the gradient over augmented views of an example
 (augmentation multiplicity) is averaging its embedding over them: once, when the
@@ -82,9 +82,9 @@ def decode_image(
   bit_depth: int | None = None,
   max_pixels: int = MAX_PIXELS,
 ) -> UInt8[np.ndarray, "h w 3"]:
-  """RGB pixels of an encoded image, or of an array that holds pixels already.
+  """Decodes an image to RGB pixels; arrays of pixels are converted.
 
-  The same as torchvision's and TFDS's loaders where they agree:
+  The result is that of torchvision's and TFDS's loaders where they agree:
 
   * EXIF orientation is applied.
   * Transparency is dropped, not blended: a transparent pixel keeps the color
@@ -135,7 +135,7 @@ def _rgb_of_pixels(pixels: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-  """From an image of any size to the square that a backbone takes.
+  """How an image of any size becomes the square that a backbone takes.
 
   Attributes:
     image_size: side of the square, pixels.

@@ -13,9 +13,9 @@ from oneshot_dp.configs.errors import InputError, RunError, escaped, one_line
 RETRIES: Any = {"max_retries": 8}  # waiting 0.1 s, 0.2 s …
 _NO_RETRIES: Any = {"max_retries": 0}
 _IDLE_SECONDS = 60
-"""A read of which no byte comes for so long is tried again."""
+"""A read is tried again if no byte arrives for so long."""
 _READ_SECONDS = 3600
-"""And one that takes so long in all."""
+"""A read is also tried again if it takes so long in all."""
 _WRITE_SECONDS = 60
 _SLOWEST_BYTES_PER_SECOND = 20_000
 """A write may take `_WRITE_SECONDS`, and as long as its bytes do at this rate.
@@ -83,10 +83,10 @@ class Remote:
     return self._writers[seconds]
 
   def names_after(self, after: str, error: Exception) -> list[str]:
-    """Names in the folder after one, by Arrow's client, which lists all.
+    """Lists the names that sort after a given one, by Arrow's client.
 
-    It is slow, and holds the whole listing in memory: it is for folders with a
-    name that obstore does not take.
+    Arrow's client holds the whole listing in memory, and knows no entity tags:
+    it is asked only for folders with a name that obstore does not take.
 
     Args:
       after: a name; those that sort behind it by code point are wanted, "" for
@@ -100,8 +100,6 @@ class Remote:
       InputError: Arrow's client cannot list it either, as none at gs://; names
         the cause.
     """
-    # It knows no entity tags, and holds the whole listing in memory: so it is
-    # asked where there is no other way.
     from pyarrow import fs
 
     place = "/".join(filter(None, (self._bucket, self._folder)))
@@ -388,8 +386,8 @@ def store_error(
 
 def _connect_fault(error: Exception) -> str:
   """Why there is no connection, as the operating system says it."""
-  said = re.search(r'(?:message|error): "([^"]+)"', str(error))
-  return escaped(said[1]) if said else "no connection"
+  message = re.search(r'(?:message|error): "([^"]+)"', str(error))
+  return escaped(message[1]) if message else "no connection"
 
 
 def _bucket_url(url: str) -> str:

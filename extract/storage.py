@@ -85,7 +85,7 @@ def store_at(place: str | os.PathLike) -> Store:
     scheme, bucket, folder = url.groups()
     return _remote(scheme, bucket, folder.strip("/"))
   if "\0" in text:
-    raise InputError(f"{escaped(text)} is no path.")
+    raise InputError(f"{escaped(text)} is not a valid path.")
   if _OTHER_URL.fullmatch(text) and not os.path.lexists(text):
     raise InputError(
       f"{escaped(text)} is an address that is not read here: download it, and"
@@ -96,24 +96,28 @@ def store_at(place: str | os.PathLike) -> Store:
 
 @functools.cache
 def _remote(scheme: str, bucket: str, folder: str) -> Store:
-  """One for each folder, as it holds connections; starts obstore's threads."""
+  """Returns the one store of a folder, which holds connections and threads."""
   place = f"{scheme}://{bucket}/{folder}".rstrip("/")
   with _errors(Store(place), "", "read"):
     return Store(place, Remote(scheme, bucket, folder))
 
 
 def list_files(store: Store) -> dict[str, tuple[int, str]]:
-  """Lists all files of a store, in folders as well; none where there is none.
+  """Lists all files of a store, at any depth; none if it does not exist.
 
-  Returns by name, sorted: bytes, and a version that tells the file from a later
-  one of the same name. On a disk, what cannot be read has -1 bytes (see
-  `files.walk`).
+  Args:
+    store: the folder.
+
+  Returns:
+    For each name, sorted: bytes, and a version that tells the file from a later
+    one of the same name. On a disk, what cannot be read has -1 bytes (see
+    `files.walk`).
   """
   return dict(sorted(iterate_files(store)))
 
 
 def iterate_files(store: Store) -> Iterator[tuple[str, tuple[int, str]]]:
-  """The same as they come: sorted, but of S3's directory buckets."""
+  """Yields what `list_files` returns, unsorted in S3's directory buckets."""
   if store.remote is None:
     with _errors(store, "", "list"):
       yield from files.walk(store.place)
@@ -128,7 +132,7 @@ def iterate_files(store: Store) -> Iterator[tuple[str, tuple[int, str]]]:
 
 
 def folder_names(store: Store) -> list[str]:
-  """Folders directly in one of a bucket; also where all keys are odd."""
+  """Names of the folders directly in a bucket's folder, in any order."""
   assert store.remote is not None
   return _call(store, "", "list", store.remote.folder_names)
 
@@ -200,7 +204,11 @@ def read_range(
 ) -> tuple[bytes, str]:
   """Reads `size` bytes of a file from byte `start` on, and its version.
 
-  Fewer bytes come where the file ends.
+  Args:
+    store: the folder.
+    name: the file.
+    start: the first byte, counted from 0.
+    size: how many bytes; fewer come where the file ends.
 
   Raises:
     FileNotFoundError: it does not exist.
@@ -253,9 +261,16 @@ def write_if_absent(store: Store, name: str, data: bytes) -> bytes:
 
 
 def overwrite(store: Store, name: str, data: bytes) -> None:
-  """Writes a file whole, in place of one that may be there.
+  """Writes a file whole, replacing an older one.
 
-  InputError: permissions do not suffice. RunError: the disk or the store fails.
+  Args:
+    store: the folder; on a disk it is made if it does not exist.
+    name: the file.
+    data: its content.
+
+  Raises:
+    InputError: permissions do not suffice.
+    RunError: the disk or the store fails.
   """
   if store.remote is None:
     files.replace(store.path(name), data)
@@ -280,7 +295,7 @@ def _put(
 
 
 def remove(store: Store, names: Iterable[str]) -> None:
-  """Removes files; those that do not exist are all right."""
+  """Removes files; names of files that do not exist are ignored."""
   for name in names:
 
     def remove_one(client: Any, name: str = name) -> None:

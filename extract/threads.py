@@ -54,7 +54,7 @@ def prefetch_map(
 
 
 class MemoryBudget:
-  """Bytes that threads take before they fill them, and wait for."""
+  """A bound on the memory of all threads, which take bytes before use."""
 
   def __init__(self, total: int):
     self._total = total
@@ -65,7 +65,7 @@ class MemoryBudget:
   def take(self, size: int) -> Iterator[None]:
     """Waits until so many bytes are free; they are taken while the body runs.
 
-    One that wants more than there are at all waits until it is alone.
+    A request for more than the total waits until it is alone.
     """
     size = min(size, self._total)
     with self._changed:
@@ -80,9 +80,9 @@ class MemoryBudget:
 
 
 class ByteCache(Generic[_T]):
-  """What threads read last, as long as it fits in so many bytes.
+  """A cache of the values that were read last, bounded by their bytes.
 
-  One value is kept in any case, as the threads of a job read side by side.
+  The newest value is kept whatever its size: threads read near one another.
   """
 
   def __init__(self, max_bytes: int, size_of: Callable[[_T], int]):

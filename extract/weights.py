@@ -26,7 +26,7 @@ from oneshot_dp.extract import files, hub, storage
 
 Arrays = dict[str, np.ndarray]
 Images = Float32[Array, "b s s 3"]
-"""Normalized."""
+"""A batch of normalized images."""
 _MAX_FILE_BYTES = 1 << 36
 _DOWNLOAD_CHUNK_BYTES = 1 << 26
 _SUPPORTED_LOCATIONS = (
@@ -74,7 +74,7 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
   if sha256 is not None:
     sha256 = sha256.lower()
     if not re.fullmatch("[0-9a-f]{64}", sha256):
-      raise InputError(f"--weights-sha256 {sha256[:80]!a} is no SHA-256.")
+      raise InputError(f"--weights-sha256 {sha256[:80]!a} is not a SHA-256.")
   # Every place ends as a file on this disk, whose bytes are hashed and parsed
   # as any other's.
   if "://" not in location:
@@ -140,7 +140,7 @@ def _download_from_store(location: str, shown: str) -> pathlib.Path:
     path.unlink(missing_ok=True)
     files.write_once(path, chunks())
   except FileNotFoundError:
-    raise InputError(f"--weights {shown} is not there.") from None
+    raise InputError(f"--weights {shown} does not exist.") from None
   return path
 
 

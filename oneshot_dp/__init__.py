@@ -6,7 +6,7 @@
 | `backbone_names`        | what there is to embed with                       |
 | `load_backbone`         | a backbone with its weights, checked              |
 | `open_source`           | images of a folder, npz, table, tars or TFDS      |
-| `Example`               | one labelled image of a source                    |
+| `Example`               | one labeled image of a source                     |
 | `write_cache`           | rows in memory → a feature cache                  |
 | `open_cache`            | a cache on disk, or a part of it                  |
 

@@ -77,7 +77,8 @@ class Backbone:
     preprocess: dict[str, Any] = dataclasses.asdict(self.preprocessing)
     for field in ("mean", "std"):
       preprocess[field] = list(preprocess[field])
-    # What nobody asked for is left out, as from caches before there was such.
+    # Left out unless it was asked for: caches that were made before the option
+    # existed keep their identity.
     if preprocess["bit_depth"] is None:
       del preprocess["bit_depth"]
     return {
@@ -309,7 +310,7 @@ def timm_tensors(backbone: Backbone) -> Arrays:
   """
   path = backbone.weights_path
   if path is None or backbone.network is None or backbone.timm is None:
-    raise InputError(f"--backbone {backbone.name} is no network that timm has.")
+    raise InputError(f"--backbone {backbone.name} has no timm equivalent.")
   spec = backbone_spec(backbone.name)
   family = FAMILIES[spec.family]
   # Read again rather than kept: the network has only what it reads, transposed,

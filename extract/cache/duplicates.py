@@ -24,15 +24,15 @@ _NOT_COUNTED = "not counted here, as rows are many: `oneshot-dp inspect` does"
 
 
 class Duplicates(NamedTuple):
-  """What rows of equal keys there are in a cache; private.
+  """How many rows of a cache have equal keys; private.
 
   Attributes:
-    rows: that have the key of another row.
-    images: keys that several rows have.
-    most: rows of one key, at most.
-    across_units: images that are rows of several privacy units.
-    conflicts: example ids of the rows of each image that is in several classes.
-    zeros: rows whose embedding is all zeros.
+    rows: how many rows share their key with another row.
+    images: how many keys several rows have.
+    most: the largest number of rows with one key.
+    across_units: how many images have rows of several privacy units.
+    conflicts: for each image in several classes, the example ids of its rows.
+    zeros: how many rows have an embedding of zeros.
   """
 
   rows: int

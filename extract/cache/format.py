@@ -52,8 +52,8 @@ DTYPES: dict[str, np.dtype] = {
 Rows = dict[str, Shaped[np.ndarray, "..."]]
 """Columns by name: embedding [r, d], embedding_norm f32 [r], label i32 [r],
 example_id i64 [r], image_key u64 [r, 2], and unit_id i64 [r] where a unit may
-have many rows. Where a row may belong to several, unit_id is [r, m], and
-weight_divisor u32 [r] the number of rows of the one of them that has most."""
+have many rows. Where a row may belong to several units, unit_id is [r, m], and
+weight_divisor u32 [r] is the number of rows of the largest of them."""
 
 
 class Column(NamedTuple):
@@ -226,7 +226,7 @@ class CacheInfo:
   def _fields(self) -> dict[str, Any]:
     """All fields, as JSON reads them."""
     data = _as_json_reads_it(dataclasses.asdict(self))
-    # Caches of before have no such field, and keep their fingerprints.
+    # Caches that were made before this field existed keep their fingerprints.
     if self.owners_per_row == 1:
       del data["owners_per_row"]
     return data

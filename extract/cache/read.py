@@ -35,7 +35,8 @@ _MERGED_VALUES = 1 << 22
 """Rows, and values of embeddings, that are handed over as one block: much of
 what follows costs more per block than per row."""
 _ALIGNMENT = 64
-"""Bytes; JAX on a CPU reads arrays that begin so where they lie."""
+"""Arrays begin at multiples of so many bytes: JAX on a CPU then uses them as
+they are, and copies nothing."""
 _SHOWN_CLASSES = 8
 _ADVICE = (
   "give a cache, which `oneshot-dp extract` makes of images, and `oneshot-dp"
@@ -69,7 +70,7 @@ class FeatureCache:
 
   @functools.cached_property
   def num_rows(self) -> int:
-    """Rows that are there; private. Those of a part are counted."""
+    """The true number of rows, private; of a part the rows are counted."""
     if self.part.is_whole:
       return sum(shard.rows for shard in self.info.shards)
     return sum(len(rows["label"]) for rows in self.blocks())
@@ -304,14 +305,14 @@ def _count_problems(
   place: str, stored: StoredShard, expected: Shard, info: CacheInfo
 ) -> Iterator[str]:
   """Problems: a shard of other numbers of rows and blocks than stated."""
-  found = stored.shard
+  actual = stored.shard
   # All blocks but the last are full; a shard of no rows has one empty block.
   lengths = [len(rows["label"]) for rows in stored.blocks]
-  starts = range(0, max(1, found.rows), BLOCK_ROWS)
-  full = [min(BLOCK_ROWS, found.rows - start) for start in starts]
-  if found != expected or lengths != full or found.rows > info.shard_rows:
+  starts = range(0, max(1, actual.rows), BLOCK_ROWS)
+  full = [min(BLOCK_ROWS, actual.rows - start) for start in starts]
+  if actual != expected or lengths != full or actual.rows > info.shard_rows:
     yield (
-      f"{place}: {found.rows} rows in {found.blocks} blocks, and the metadata"
+      f"{place}: {actual.rows} rows in {actual.blocks} blocks, and the metadata"
       f" say {expected.rows} in {expected.blocks}, of {BLOCK_ROWS} at most"
     )
 

@@ -9,8 +9,8 @@ from oneshot_dp.extract.cache.format import DTYPES, CacheInfo, Column, Rows
 
 _FLOATS = (np.dtype(np.float64), *DTYPES.values())
 _MAX_ROUNDING = 0.01
-"""A row that storing it changes by more of its norm has underflown: the dtypes
-round by 2⁻⁹ at most, where values are not subnormal."""
+"""A row has underflown if storing changes it by more than this share of its
+norm. Where values are not subnormal, the dtypes round by 2⁻⁹ at most."""
 
 
 def validate_and_cast_rows(rows: Rows, info: CacheInfo, place: str) -> Rows:
@@ -77,8 +77,8 @@ def _check_values(
   rows: Rows, stored: np.ndarray, norm: np.ndarray, info: CacheInfo, place: str
 ) -> None:
   """Raises InputError for the first row of values that a cache cannot hold."""
-  # The first fault of a block is told, by the id of its row: from what was
-  # given to what storing it makes of it.
+  # Only the first fault of a block is reported, by the id of its row. Checks go
+  # from what was given to what storing makes of it.
   k = info.num_classes
   label = rows["label"]
   is_class = (label >= 0) & (label < k)

@@ -215,7 +215,7 @@ def _read_records(path: str, size: int) -> Iterator[bytes]:
       yield record
     reader.close()
   except (RuntimeError, IndexError, ValueError, OSError) as e:
-    raise ValueError("it is no ArrayRecord file") from e
+    raise ValueError("it is not an ArrayRecord file") from e
 
 
 def read_shard(
@@ -226,8 +226,8 @@ def read_shard(
 ) -> StoredShard:
   """Reads a shard, whoever wrote it.
 
-  *Formal guarantee*: what is not the expected file is refused before more than
-  its bytes is in memory.
+  *Formal guarantee*: no more bytes than the expected file has are ever in
+  memory, and another file is refused before it is parsed.
 
   Args:
     store: the directory of the cache.
@@ -280,7 +280,7 @@ def read_shard(
 
 
 def _max_shard_bytes(info: CacheInfo) -> int:
-  """Bytes that no shard of these columns exceeds."""
+  """Computes an upper bound on the size of a shard in bytes."""
   row_bytes = 0
   for column in info.columns().values():
     row_bytes += column.dtype.itemsize * math.prod(column.shape)

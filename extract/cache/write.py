@@ -133,17 +133,17 @@ def _check_no_other_files(store: storage.Store) -> None:
 
 
 def _check_same_job(
-  store: storage.Store, found: dict[str, Any], job: CacheJob
+  store: storage.Store, stored: dict[str, Any], job: CacheJob
 ) -> None:
-  """Raises InputError, with what differs, unless `found` is the job's."""
+  """Raises InputError, with what differs, unless `stored` is the job's."""
   identity = _identity(job)
-  if found == identity:
+  if stored == identity:
     return
   # The digest is a function of all the rest, so it says nothing on its own,
   # unless nothing but the listing, which it is a function of, too, differs.
   differences = list(
     _differences(
-      {name: value for name, value in found.items() if name != "job"},
+      {name: value for name, value in stored.items() if name != "job"},
       job.info.public(),
     )
   )

@@ -1,4 +1,4 @@
-"""Which words of a command line are flags of Beam that is installed here.
+"""Tells the flags of the installed Beam from other words of a command line.
 
 Beam itself drops what it does not know, with a warning in a log: a mistyped
 flag of ours would be lost, and a job would not be the one that was asked for.
@@ -71,8 +71,8 @@ def _beam_actions() -> dict[str, argparse.Action]:
 
 
 def _subclasses(kind: type[PipelineOptions]) -> list[type[PipelineOptions]]:
-  found = []
+  subclasses = []
   for subclass in kind.__subclasses__():
-    found.append(subclass)
-    found.extend(_subclasses(subclass))
-  return found
+    subclasses.append(subclass)
+    subclasses.extend(_subclasses(subclass))
+  return subclasses

@@ -218,12 +218,12 @@ def _children_told(guard: subprocess.Popen) -> Iterator[None]:
   ended = threading.Event()
 
   def look() -> None:
-    told: set[int] = set()
+    known: set[int] = set()
     while not ended.wait(_LOOK_SECONDS):
       servers = _children() - before
-      if servers != told:
+      if servers != known:
         _tell(guard, servers)
-      told = servers
+      known = servers
 
   thread = threading.Thread(target=look, daemon=True)
   thread.start()

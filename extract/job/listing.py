@@ -22,7 +22,7 @@ from oneshot_dp.extract.file_table import File
 from oneshot_dp.extract.sources.source import Source
 
 PIECE_BYTES = 8_000_000
-"""A piece has no section more once it has so many bytes."""
+"""A piece is closed once it has so many bytes."""
 _AT_ONCE = 3 << 7
 """Examples that are encoded at a time, so few that Python's garbage collection
 does not look at them. (And Base64 packs three bytes.)"""
@@ -122,7 +122,7 @@ def _encoded_array(
 
 
 def encode_header(source: Source) -> bytes:
-  """What is true of a whole source, and takes no room for each example."""
+  """Encodes what is true of the whole source: all but its listing."""
   header: dict[str, Any] = {
     "kind": type(source).__name__,
     "num_examples": len(source),
@@ -140,7 +140,7 @@ def encode_header(source: Source) -> bytes:
 
 
 def decode_header(data: bytes) -> Source:
-  """A source without an example; with all, where they are not listed."""
+  """Makes a source without examples, or with all where none is listed."""
   header = json.loads(data)
   if header["kind"] == Source.__name__:
     return Source(
@@ -171,7 +171,7 @@ def decode_header(data: bytes) -> Source:
 
 
 def encode_section(source: Source, rows: range) -> bytes:
-  """What is listed of some examples of a source, as JSON; private.
+  """Encodes the listing of some examples of a source as JSON; private.
 
   Args:
     source: all of it.
@@ -208,7 +208,7 @@ def encode_section(source: Source, rows: range) -> bytes:
 
 
 def decode_section(header: Source, data: bytes, first_index: int) -> Source:
-  """The part of a source that a section lists.
+  """Makes the part of a source that a section lists.
 
   Args:
     header: the source without an example.
@@ -249,8 +249,8 @@ def put_pieces(
     put: writes the piece of a number.
 
   Returns:
-    Of each piece how many bytes its sections have. None, where examples are
-    found without a listing.
+    The sizes of the sections of each piece, in bytes; an empty list where
+    examples are found without a listing.
   """
   pieces: list[list[int]] = []
   if not source.IS_LISTED:
@@ -275,7 +275,7 @@ class Section(NamedTuple):
 
 
 def sections_of(pieces: Sequence[Sequence[int]]) -> list[Section]:
-  """Where the section of each shard is, by what `put_pieces` returned."""
+  """Finds the section of each shard by what `put_pieces` returned."""
   sections: list[Section] = []
   for number, sizes in enumerate(pieces):
     start = 0

@@ -51,11 +51,12 @@ CANCEL_SECONDS = 20
 """How long the engine's own cancelling gets after that."""
 _POLL_SECONDS = 1.0
 _LOOK_SHARE = 0.05
-"""The directory is listed for the bar for at most this share of the time, …"""
+"""The directory is listed to move the bar. Stores charge for that, so it takes
+at most this share of the time."""
 _LOOK_GROWTH = 0.1
-"""… and after a tenth of the time that the job has run, …"""
+"""The pause between listings, as a share of the time that the job has run."""
 _MAX_LOOK_SECONDS = 60.0
-"""… but at least so often: listing is a request, which stores charge."""
+"""The longest such pause."""
 _WORKER_EXIT = re.compile(r"Worker subprocess exited with return code (-?\d+)")
 _CTRL_C_STATUSES = ("-2", "130")
 _OUR_ERRORS = {
@@ -92,9 +93,9 @@ def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
 def _check_flags(flags: Sequence[str]) -> None:
   """Raises InputError for words that Beam would drop, and bad values.
 
-  `PipelineOptions` drops every word that no Beam option takes: of a mistyped
-  flag, `-units owners.csv`, or of a second file, `b.parquet`, nothing would be
-  heard again, and ε would be about something else than was asked for.
+  `PipelineOptions` drops every word that no Beam option takes. A mistyped flag,
+  `-units owners.csv`, or a second file, `b.parquet`, would silently be ignored,
+  and ε would not be about what was asked for.
   """
   _, others = split_beam_flags(flags)
   if others:

@@ -1,1 +1,1 @@
-"""Labelled images, from where people keep them; a new kind is one file here."""
+"""Labeled images, from where people keep them; a new kind is one file here."""

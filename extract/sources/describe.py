@@ -1,4 +1,4 @@
-"""What an extraction would meet at a location, for `inspect`."""
+"""Looks at all images of a location as an extraction would, for `inspect`."""
 
 import bisect
 import dataclasses
@@ -74,9 +74,8 @@ def describe_images(
   if config.units == SAME_IMAGE:
     # Whose an image is follows from the image: nothing of it can be wrong.
     config = dataclasses.replace(config, units=None)
-  # What an extraction would do is tried with its own code. An error does not
-  # end the report: it becomes a line of it, and the rest is looked at all the
-  # same.
+  # This runs the code of an extraction. An error does not end the report: it
+  # becomes a line of it, and everything else is looked at all the same.
   report = ImagesReport(location=" ".join(config.location))
   files: list[File] = []
   if is_on_hub(config.location):
@@ -277,8 +276,8 @@ def _scan_images(
   """Adds what all images are like: broken, of which size, which are equal."""
   images = _AllImages(found.images)
   total = len(images)
-  # (Both stay zero where an image is broken.)
-  # Threads write to different rows of these arrays, so no lock is needed.
+  # Threads write to different rows of these arrays, so no lock is needed. Rows
+  # of broken images stay zero in both.
   keys = np.zeros((total, 2), np.uint64)
   sides = np.zeros((total, 2), np.int32)
   faults: dict[int, str] = {}
@@ -343,7 +342,7 @@ def _classes_of(
 ) -> dict[tuple[str, str, int, int], str]:
   """The classes, by place, of the images that are equal to others.
 
-  Of no other images: a place of each in memory would be too much.
+  Other images are left out: the places of all of them would fill the memory.
   """
   places: set[tuple[str, str, int, int]] = set()
   for group in groups:

@@ -1,4 +1,4 @@
-"""The contract between a source and the formats that its files are of."""
+"""The contract between a source and the formats of its files."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -66,8 +66,8 @@ class Format:
       InputError, RunError: it cannot be read any more.
     list_splits: the splits that one file holds in parts of its own; none in
       most formats.
-    any_split: whether a file without such parts is of whatever split is asked
-      for; else its name says of which.
+    any_split: whether a file without such parts belongs to whatever split is
+      asked for; otherwise its name says to which.
   """
 
   name: str

@@ -35,7 +35,7 @@ from oneshot_dp.extract.sources.units import units_of_files
 
 
 def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
-  """A folder of a folder of images for each class, as a source.
+  """Opens a folder that has a folder of images for each class.
 
   Args:
     config: which split, and the flags about names, classes and units.

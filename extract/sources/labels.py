@@ -1,4 +1,4 @@
-"""Labels of rows, and the names of the classes that they are among.
+"""Reads the labels of rows, and the names of their classes.
 
 The names of classes are public; labels are not, and so names are never read off
 the labels.
@@ -27,10 +27,10 @@ class MissingFlagError(InputError):
 def resolve_choice(
   place: str, flag: str, asked: str | None, candidates: Sequence[str]
 ) -> str:
-  """The candidate that a flag asks for.
+  """Chooses the candidate that a flag asks for.
 
-  Without the flag it is the only candidate, or the one that is called as the
-  flag is ("image" for --image).
+  Without the flag it is the only candidate, or the one with the flag's own name
+  ("image" for --image).
 
   Args:
     place: where the data are, for messages.
@@ -170,15 +170,15 @@ def _warn_of_counted(names: tuple[str, ...]) -> None:
 
   It prints once for all files of a data set.
   """
-  found: list[int] = []
+  numbers: list[int] = []
   for name in names:
     digits = re.findall(r"[0-9]{1,9}", name)
     if len(digits) != 1 or _number_of(name) is not None:
       return
-    found.append(int(digits[0]))
-  first = min(found)
+    numbers.append(int(digits[0]))
+  first = min(numbers)
   counted = list(range(first, first + len(names)))
-  if sorted(found) == counted and found != list(range(len(names))):
+  if sorted(numbers) == counted and numbers != list(range(len(names))):
     print(
       "WARNING: labels are numbers, and count the classes from 0: 0 is"
       f" {names[0]!r}; give names as labels if the number in a name is meant.",
@@ -193,7 +193,7 @@ def label_numbers(
   where: Callable[[int], str],
   are_indices: bool = False,
 ) -> list[int]:
-  """Labels as class indices.
+  """Converts labels to class indices.
 
   Args:
     values: of each row the name of its class, or a class index from 0. Where
@@ -229,7 +229,7 @@ def label_numbers(
 
 
 def _or_number(names: Sequence[str]) -> str:
-  """How else than by its name a class may be meant, for messages."""
+  """Says how a label may refer to a class other than by its name."""
   if any(_number_of(name) is not None for name in names):
     return "(as names are numbers, numbers are names)"
   return f"or from 0 to {len(names) - 1}"

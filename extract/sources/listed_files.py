@@ -165,7 +165,7 @@ def opened(file: File, kind: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def readable_as(path: str, kind: str) -> Iterator[None]:
-  """Says in one line that a library finds a file damaged, as an InputError.
+  """Turns whatever a library raises for a damaged file into an InputError.
 
   Args:
     path: of the file, for the message.

@@ -1,8 +1,8 @@
-"""What the words of a location stand for: files, and which split each is of.
+"""Expands a location into files, and finds the split that each belongs to.
 
-`extract` and `import` ask here, so that both have one rule. A data set of
-tables is one file, several files or a folder of them; the split of a file is
-said by the names of the file and of its folders.
+`extract` and `import` share these rules. A data set of tables is one file,
+several files or a folder of them; the split of a file follows from its name and
+those of its folders.
 """
 
 import glob
@@ -50,7 +50,7 @@ def is_split(name: str) -> bool:
 
 
 def expand_location(location: Sequence[str]) -> list[str]:
-  """The paths and URLs that words stand for.
+  """Expands the words of a location into paths and URLs.
 
   A word is a path, a URL, a path from the home folder (~), a row of numbers
   (x{00..12}.tar) or a pattern (*.tar). InputError: it stands for nothing.
@@ -74,14 +74,14 @@ def expand_braces(word: str) -> list[str]:
   >>> expand_braces("{a,b}-{1..2}{08..09}")
   ['{a,b}-108', '{a,b}-109', '{a,b}-208', '{a,b}-209']
   """
-  found = _NUMBERS.search(word)
-  if not found:
+  match = _NUMBERS.search(word)
+  if not match:
     return [word]
-  first, last = found.groups()
+  first, last = match.groups()
   words: list[str] = []
   for number in range(int(first), int(last) + 1):
     digits = str(number).zfill(len(first))
-    words += expand_braces(word[: found.start()] + digits + word[found.end() :])
+    words += expand_braces(word[: match.start()] + digits + word[match.end() :])
   return words
 
 
@@ -120,7 +120,7 @@ def common_folder(files: Mapping[str, File]) -> str:
 
 
 def partition_columns(path: str, root: str) -> dict[str, str]:
-  """The columns that the folders of a file say, as Spark and DuckDB write them.
+  """Reads columns off the names of folders, as Spark and DuckDB write them.
 
   All rows of the file have these values. A partition of missing values, which
   is called `__HIVE_DEFAULT_PARTITION__`, is a blank one.
@@ -152,7 +152,7 @@ def _without_partitions(path: str) -> str:
 
 
 def split_of_path(path: str) -> str:
-  """The split that the name of a file, or of a folder that has it, says.
+  """Finds the split that a path tells by the names of file and folders.
 
   It is the NAME of NAME-00000-of-00002, or a word such as train or test, the
   last one in the path; "" where there is none.
@@ -174,10 +174,10 @@ def split_of_path(path: str) -> str:
 def split_tables(
   paths: Iterable[str], suffixes: Sequence[str]
 ) -> dict[str, list[str]]:
-  """The tables of each split, by the names of files and folders.
+  """Groups tables by split, by the names of files and folders.
 
-  Where no path says a split all are of the split "all"; beside others, files
-  that say none are of the split "".
+  If no path tells a split, all tables belong to the split "all"; if some do,
+  the others belong to the split "".
 
   Args:
     paths: of files of any kind.

@@ -1,4 +1,4 @@
-"""Opens a source: the location says of what kind it is."""
+"""Opens a source of images; its location says what kind of source it is."""
 
 import dataclasses
 import os
@@ -65,7 +65,7 @@ def open_source(config: SourceConfig) -> Source:
     RunError: a data set of TFDS or the Hub cannot be downloaded or prepared.
   """
   if config.units == SAME_IMAGE:
-    # Whose a row is follows from its image, which only a worker reads.
+    # The owner of a row follows from its image, which only workers read.
     source = open_source(dataclasses.replace(config, units=None))
     return dataclasses.replace(source, unit=DISTINCT_IMAGE)
   if len(config.location) == 1 and config.location[0].startswith("tfds:"):
@@ -93,12 +93,12 @@ def is_on_hub(location: Sequence[str]) -> bool:
 
 
 def _open_hub_dataset(config: SourceConfig) -> Source:
-  """The Parquet files of one split, which are downloaded first if need be."""
+  """Opens the Parquet files of one split, downloading them first if need be."""
   if config.units is not None:
     check_unit_name(config.units)
   dataset = hub.find_dataset(config.location[0])
-  # Names in the repository say the split. Messages show whole addresses, which
-  # can be given instead.
+  # The split follows from names in the repository. Messages show whole
+  # addresses, which can be given instead.
   prefix = f"{dataset.root}/"
   by_split: dict[str, list[str]] = {}
   for split, paths in split_tables(dataset.paths, TABLE_SUFFIXES).items():
@@ -169,12 +169,12 @@ def _open_tables(config: SourceConfig, paths: Sequence[str]) -> Source:
 
 
 def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
-  """The rows of one file after another, with their labels and units.
+  """Lists the rows of all files, with their labels and units.
 
-  InputError: a row has no label or owner, or files are of different classes.
+  InputError: a row has no label or owner, or files have different classes.
   """
   # Each file is checked as if it were alone, and all must have the same
-  # classes: a label would else mean one class here and another there.
+  # classes, or a label would mean one class here and another there.
   names: tuple[str, ...] = ()
   unit_names: dict[int, str] = {}
   all_rows: list[FileRows] = []
@@ -224,7 +224,7 @@ def _check_length(file: File, rows: FileRows, count: int) -> None:
 
 
 def _locations(all_rows: Sequence[FileRows]) -> np.ndarray:
-  """The number of its file, and its location there, of each row."""
+  """Returns for each row the number of its file, and its location there."""
   parts = [np.zeros((0, 3), np.int64)]
   for number, rows in enumerate(all_rows):
     part = np.full((len(rows.locations), 3), number, np.int64)
@@ -234,13 +234,16 @@ def _locations(all_rows: Sequence[FileRows]) -> np.ndarray:
 
 
 def open_unlabeled(paths: Sequence[str]) -> Source:
-  """The images of files and folders, without labels.
+  """Opens the images of files and folders, without labels.
 
-  They come in the order of the paths, those of a folder in that of their names
-  by code point, those of a table in that of its rows.
+  They come in the order of the paths; those of a folder in the order of their
+  names by code point, and those of a table in the order of its rows.
 
   Args:
     paths: image files, tables, and folders of them at any depth.
+
+  Returns:
+    A source whose labels are all 0; see `images_of`.
 
   Raises:
     InputError: a path is none of these, or has no image.
@@ -271,7 +274,7 @@ def open_unlabeled(paths: Sequence[str]) -> Source:
 
 
 def images_of(files: Sequence[File], image: str | None = None) -> Source:
-  """The images of files that were listed, without labels.
+  """Makes a source of the images of listed files, without labels.
 
   Args:
     files: as they were listed, by their whole paths.
@@ -279,7 +282,7 @@ def images_of(files: Sequence[File], image: str | None = None) -> Source:
       None for the only one.
 
   Returns:
-    A source whose labels are all 0, of one class that stands for none.
+    A source whose labels are all 0, of a single class called "unlabeled".
 
   Raises:
     InputError: a file is damaged, or has no images, or several columns of them.

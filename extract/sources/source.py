@@ -26,10 +26,10 @@ class Example(NamedTuple):
   Attributes:
     label: class index, from 0.
     image: the bytes of its file, or its pixels, uint8 [h, w, 3 or 1].
-    unit_id: the number of the privacy unit that owns it, or of all that do;
-      None where the unit is an example.
-    weight_divisor: where several may own it, how many examples the one of them
-      has that has most.
+    unit_id: the number of the privacy unit that owns it, or the numbers of all
+      that do; None where the unit is an example.
+    weight_divisor: where several units may own it, how many examples the
+      largest of its owners has.
   """
 
   label: int
@@ -52,30 +52,30 @@ class Source:
     class_names: of label 0, 1, …; public, from the data's names or a flag,
       never from its labels, which are private.
     num_classes_source: where the classes are known from; "labels (treated as
-      public)" where the images that are there decide which classes there are.
+      public)" where the classes are those of the images that exist.
     unit: public name of what `unit_id` numbers; "example" where there is none,
       "distinct image" where it follows from the image.
-    labels: class index of each example; private, as all that follows.
-    unit_ids: whose each example is, or, [n, m], of up to m units; None where
-      nothing says it.
-    weight_divisors: of each example the number of examples of the unit that has
-      most, of those that it belongs to; None where it belongs to one.
+    labels: class index of each example; private, like all that follows.
+    unit_ids: the unit that owns each example, [n]; or its up to m owners,
+      [n, m]; None where owners are not known.
+    weight_divisors: for each example, the number of examples of the largest
+      unit that owns it; None where each example has one owner.
     root: the folder that paths are relative to, or "".
     files: in order, with their sizes (bytes) and versions.
-    columns: of each file the column or array of its images, or "" where the
-      images are bytes of the file itself; empty if that is so of all files.
-    locations: of each example the number of its file, then the two numbers by
+    columns: for each file, the column or array of its images, or "" where the
+      images are bytes of the file itself; empty if that holds for all files.
+    locations: for each example, the number of its file and the two numbers by
       which the file's format finds it: start and size in bytes of an image file
       or a member of a tar, row group and row of Parquet, row and 0 of an npz;
       None where example i is all of file i.
-    first_index: of the first example that is here, where a process knows a part
-      of a source only; examples keep their indices.
-    first_row: of the first example that is here, in its file.
+    first_index: index of the first example in these arrays, where a process
+      knows only a part of the source; examples keep their indices.
+    first_row: row of the first example in these arrays, in its file.
   """
 
   IS_LISTED: ClassVar[bool] = True
-  """Whether examples are found by what is listed of each; else by their index
-  alone."""
+  """Whether an example is found by its entry in the listing, or else by its
+  index alone."""
 
   name: str
   split: str
@@ -164,7 +164,7 @@ class Source:
     return format_of(file.path).read_image(file, column, first, second)
 
   def place_of(self, index: int) -> tuple[str, str, int, int]:
-    """Where the image of an example is: in whatever split, it is one place.
+    """Where the image of an example lies, the same in all splits that have it.
 
     Returns:
       The path of the file, the column, and the two numbers of the location.
@@ -195,5 +195,5 @@ class Source:
     return f"{path}[{row}]"
 
   def display_path(self, index: int) -> str:
-    """The same for an error's line, with control characters escaped."""
+    """`name_of` for an error message, with control characters escaped."""
     return escaped(self.name_of(index), but="")

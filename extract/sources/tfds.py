@@ -194,10 +194,10 @@ def _files_of(builder: Any, split: str) -> tuple[File, ...]:
 
 
 def _check_counts(builder: Any, split: str) -> None:
-  """InputError: a file has not as many records as the metadata state.
+  """Refuses a file that does not have as many records as the metadata state.
 
-  Of more records than stated the rest would be left out without a word; and
-  nothing else bounds what is stated.
+  Records beyond the stated number would silently be left out, and nothing else
+  bounds that number.
   """
   for part in builder.info.splits[split].file_instructions:
     path = os.fspath(part.filename)
@@ -275,7 +275,7 @@ def _refuse_unprepared(folder: str) -> None:
   for name in ("dataset_info.json", "features.json"):
     if not os.path.lexists(os.path.join(folder, name)):
       raise InputError(
-        f"{folder!r} is no data set that TFDS has prepared: it has no {name}."
+        f"{folder!r} is not a data set that TFDS prepared: it has no {name}."
         " Name the folder that has it, which is called after a version as in"
         " mnist/3.0.1, or prepare the data set again."
       )

@@ -1,4 +1,4 @@
-"""Whose each image is, where a privacy unit may own several."""
+"""Finds the owner of each image, where a privacy unit may own several."""
 
 import csv
 import hashlib
@@ -32,12 +32,12 @@ def units_of_column(
   where: Callable[[int], str],
   known_names: dict[int, str] | None = None,
 ) -> list[int]:
-  """A `unit_id` for each row: its integer, or 63 bits of BLAKE2b of its string.
+  """Numbers units: integers stay, strings become 63 bits of their BLAKE2b.
 
-  *Formal guarantee*: a function of the name alone, so that no unit moves
-  another, and the same in every data set. Two names with one number are
-  refused, not merged: whoever leaves a shared unit changes it, and a change may
-  cost twice what an absence does. Spaces around a name are no part of it.
+  *Formal guarantee*: a unit's number is a function of its name alone, so that
+  no unit moves another, and the same in every data set. Two names with one
+  number are refused, not merged: whoever leaves a shared unit changes it, and a
+  change may cost twice what an absence does. Spaces around a name are ignored.
 
   Args:
     values: of each row an integer of 64 bits, or a string; all of one kind.
@@ -45,9 +45,12 @@ def units_of_column(
     where: the place of a row, for messages.
     known_names: names by number, where rows come in batches; it grows.
 
+  Returns:
+    The number of each row's unit, in 64 bits.
+
   Raises:
-    InputError: values that are neither; a row without one (None or blank); two
-      names of one number.
+    InputError: values are neither integers nor strings; a row has none (None or
+      blank); or two names have one number.
   """
   # Integers stay what they are, strings are hashed. Of a mixture of both, 7 and
   # "7" may be one person or two.
@@ -92,14 +95,14 @@ def _unit_number(name: str) -> int:
 
 
 class UnitsOfFiles(NamedTuple):
-  """Whose the images of a folder are.
+  """The owners of the images of a folder.
 
   Attributes:
     unit: the public name of the unit.
-    unit_ids: the number of each image's owner, [n]; of its owners, in order and
-      with `NO_OWNER` behind the last, where a table names several of an image.
-    weight_divisors: of each image the number of images of the owner that has
-      most of them, of its owners; None where each image has one owner.
+    unit_ids: the number of each image's owner, [n]. Where a table names several
+      owners of an image: all of them, [n, m], in order, padded with `NO_OWNER`.
+    weight_divisors: for each image, the number of images of the largest of its
+      owners; None where each image has one owner.
   """
 
   unit: str
@@ -110,7 +113,7 @@ class UnitsOfFiles(NamedTuple):
 def units_of_files(
   units: str, images: Sequence[str], passed_over: Sequence[str], prefix: str
 ) -> UnitsOfFiles:
-  """The public name of the unit, and a `unit_id` for each image file.
+  """Finds the owners of image files, by a table or a regular expression.
 
   Args:
     units: FILE.csv with the columns `file` and, say, `patient`, with a line for
@@ -121,9 +124,12 @@ def units_of_files(
     prefix: of the paths of this split ("train/", or nothing); a table may have
       rows of other splits.
 
+  Returns:
+    The owners, in the order of the images.
+
   Raises:
-    InputError: `units` is neither; an image has no unit; a row is there twice,
-      or names a file that does not exist.
+    InputError: `units` is neither; an image has no owner; or a row is there
+      twice, or names a file that does not exist.
 
   Source of units that share images: Ganesh et al., "It's My Data Too: Private
   ML for Datasets with Multi-User Training Examples" (ICML 2025), fixed-graph
@@ -158,13 +164,13 @@ def units_of_files(
 
 
 def _warn_of_shared_images(units: str, owners_of: dict[str, list[str]]) -> None:
-  """Says that the guarantee is another one: one line too many makes it so."""
+  """Warns that the guarantee changes, which one line too many can cause."""
   shared = [image for image in owners_of if len(owners_of[image]) > 1]
   print(
     f"WARNING: {escaped(units)} names several owners of {len(shared):,} images,"
     f" such as {format_names(sorted(shared)[:3])}: the promise is then to each"
     " owner, and WHO IS IN WHICH IMAGE IS NOT PROTECTED; if that is a slip,"
-    " mend the table.",
+    " fix the table.",
     file=sys.stderr,
   )
 
@@ -237,10 +243,10 @@ def _search_owners(
   check_unit_name(unit)
   owners: list[str | None] = []
   for image in images:
-    found = pattern.search(image)
-    owners.append(found[1] if found else None)
-  # An expression that finds a part of the common path makes one unit of
-  # everything, at no error: the whole data set would then be protected as one
+    match = pattern.search(image)
+    owners.append(match[1] if match else None)
+  # An expression that matches a part of the common path makes everything one
+  # unit, without any error: the whole data set would be protected as one
   # person.
   is_one = len(owners) > 1 and len(set(owners)) == 1
   if is_one and owners[0]:

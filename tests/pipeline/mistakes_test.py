@@ -129,7 +129,7 @@ extract https://x.org/a.tar --out o -> address that is not read here: download
 extract train --out o -> 'train' is a feature cache, and no source of one: give
 extract tfds/1.0.0 --out o -> a data set that TFDS has prepared: extract tfds:
 extract saved --out o -> load_from_disk('saved/train').to_parquet('train.parquet
-inspect hf://owner/pets -> is no data set: give hf://datasets/OWNER/NAME[@REVIS
+inspect hf://owner/pets -> is not a data set: give hf://datasets/OWNER/NAME[@RE
 inspect https://x.org/a.tar -> address that is not read here: download it
 inspect tfds:mnist -> tfds:mnist is not inspected: TFDS checks what it prepares
 inspect nowhere -> nowhere does not exist: name a folder or a file.

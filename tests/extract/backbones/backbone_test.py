@@ -140,7 +140,7 @@ def test_timm_tensors_have_positions_of_the_image_size(vit):
 
 
 def test_timm_tensors_of_a_network_unknown_to_timm_are_refused():
-  with refused("no network that timm has"):
+  with refused("has no timm equivalent"):
     timm_tensors(load_backbone("glyph_vit"))
 
 

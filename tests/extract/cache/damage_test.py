@@ -158,5 +158,5 @@ def test_open_cache_of_an_unfinished_job_says_so(tmp_path):
 
 
 def test_open_cache_of_no_path_says_so():
-  with refused("is no path"):
+  with refused("is not a valid path"):
     open_cache("a\0b")

@@ -195,7 +195,7 @@ def test_check_cache_unfolds_no_compressed_record(out, rows):
   write_records(out, [bytes(1 << 26)], "group_size:1,zstd")
   fit_metadata(out)
 
-  assert finds(out, "(it is no ArrayRecord file")
+  assert finds(out, "(it is not an ArrayRecord file")
 
 
 def test_check_cache_finds_another_hash(out, rows):

@@ -239,7 +239,7 @@ def test_a_prepared_folder_of_any_name_is_read(copied, tmp_path):
 def test_a_folder_without_metadata_is_said_to_lack_them(copied, name):
   (copied / name).unlink()
 
-  with refused(f"no data set that TFDS has prepared: it has no {name}"):
+  with refused(f"not a data set that TFDS prepared: it has no {name}"):
     open_dataset(f"tfds:{copied}", split="train")
 
 

@@ -105,7 +105,7 @@ def test_download_of_a_new_version_is_another_file(store):
 
 
 def test_download_of_an_absent_object_is_refused(store):
-  with refused("none.npz is not there"):
+  with refused("none.npz does not exist"):
     local_weights(URL.replace(NAME, "none.npz"))
 
 
@@ -145,9 +145,9 @@ def test_path_of_a_file_is_itself(body_file):
 @pytest.mark.parametrize(
   ("sha256", "message"),
   [
-    ("", "is no SHA-256"),
-    ("g".zfill(64), "is no SHA-256"),
-    ("a".zfill(63), "is no SHA-256"),
+    ("", "is not a SHA-256"),
+    ("g".zfill(64), "is not a SHA-256"),
+    ("a".zfill(63), "is not a SHA-256"),
     (OTHER_SHA256, f"{SHA256}, not {OTHER_SHA256}"),
   ],
 )
