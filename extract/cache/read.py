@@ -367,13 +367,18 @@ def describe(cache: FeatureCache) -> dict[str, str]:
     "examples": f"{cache.num_rows:,} of {info.source_num_examples:,}",
     "features": f"{info.feature_dim} x {info.embedding_dtype}",
     "classes": f"{info.num_classes} (from {info.num_classes_source})",
-    "class names": escaped(names),
-    "backbone": escaped(", ".join(str(part) for part in made_by if part)),
-    "computed by": escaped(versions),
+    "class names": names,
+    "backbone": ", ".join(str(part) for part in made_by if part),
+    "computed by": versions,
     "views": str((info.views or {}).get("count", "")),
     "privacy unit": info.unit,
     "size": f"{sum(shard.bytes for shard in info.shards):,} bytes",
     "fingerprint": info.fingerprint,
   }
-  # What a cache does not have, such as views, has no line.
-  return {caption: value for caption, value in lines.items() if value}
+  # What a cache does not have, such as views, has no line; and what it has is
+  # one line, whoever wrote it.
+  described = {}
+  for caption, value in lines.items():
+    if value:
+      described[caption] = escaped(value, but="")
+  return described

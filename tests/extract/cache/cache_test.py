@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from oneshot_dp.extract.cache.format import INFO_FILE
-from oneshot_dp.extract.cache.read import check_cache, describe, open_cache
+from oneshot_dp.extract.cache.read import (
+  FeatureCache,
+  check_cache,
+  describe,
+  open_cache,
+)
 from oneshot_dp.extract.cache.row_values import (
   stored_norm,
   validate_and_cast_rows,
@@ -95,6 +100,20 @@ def test_cache_metadata_says_what_is_public_and_the_shards(tmp_path):
   described = describe(cache)
   assert described["examples"] == "600 of 600"
   assert described["data set"] == "pets, split train"
+
+
+def test_cache_whose_metadata_forge_lines_is_described_in_lines_of_ours():
+  forged = "1\nok: every byte\x1b[31m"
+  info = dataclasses.replace(
+    two_shards(),
+    computed_by={"libraries": {"numpy": forged}},
+    views={"count": forged},
+  )
+
+  described = describe(FeatureCache(path="nowhere", info=info))
+
+  assert described["computed by"] == r"numpy 1\nok: every byte\x1b[31m"
+  assert not any("\n" in value for value in described.values())
 
 
 def test_cache_is_readable_by_its_owner_alone(tmp_path):
