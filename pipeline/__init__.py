@@ -1,4 +1,4 @@
-"""The commands that a person runs, and what a command answers.
+"""The command line's program, and the answer of a command.
 
 *Privacy*: the facts of an answer are published as readily as its text. Private
 values are in neither, except in commands that show them to their owner.

@@ -1,8 +1,8 @@
-"""A head, with its backbone where that is at hand, for other libraries.
+"""Exports a head, and its backbone where that is at hand, to other libraries.
 
 DIR/embeddings_to_logits.jax_export   StableHLO of the head: float32 [b, d]
 DIR/images_to_logits.jax_export       StableHLO of backbone and head
-DIR/model.safetensors, config.json    both in timm's form, of what timm has
+DIR/model.safetensors, config.json    both in timm's form, if timm has them
 DIR/receipt.json, README.md           what was promised, and how to load it
 DIR/deployment.yaml                   a draft for the Deployments Registry
 """
@@ -59,13 +59,14 @@ def export_head(
   *,
   with_registry: bool = False,
 ) -> tuple[list[str], list[str]]:
-  """Writes DIR, whole or not at all. Everything in it is public.
+  """Writes DIR, whole or not at all; everything in it is public.
 
   Args:
     out: the folder to write, which must not exist; on a disk, or a URL.
     saved: the head.
-    verdict: what `verify_head` found; the card says it.
-    backbone: what makes its embeddings, in float32; or why it is not at hand.
+    verdict: what `verify_head` found; the card states it.
+    backbone: the network that makes its embeddings, in float32; or the reason
+      why it is not at hand.
     with_registry: whether to write deployment.yaml.
 
   Returns:
@@ -193,7 +194,7 @@ def _serialize(
 
 @contextlib.contextmanager
 def _without_source_locations() -> Iterator[None]:
-  """Else each operation says in which file of this machine it was written."""
+  """Keeps the paths of this machine's source files out of a program."""
   flag = "jax_traceback_in_locations_limit"
   before = getattr(jax.config, flag)
   jax.config.update(flag, 0)

@@ -1,4 +1,4 @@
-"""What an import asks for, and what its columns are called in a file."""
+"""The request of an import, and how its columns are found in a file."""
 
 import math
 import warnings
@@ -17,7 +17,7 @@ _DTYPES: dict[str, EmbeddingDtype] = {t: t for t in get_args(EmbeddingDtype)}
 
 
 class ImportRequest(NamedTuple):
-  """What is asked of an import; see `import_table`."""
+  """The arguments of `import_table` that decide how files are read."""
 
   location: str
   split: str | None
@@ -38,7 +38,7 @@ class ImportRequest(NamedTuple):
 
 
 class Columns(NamedTuple):
-  """What the columns that are wanted are called in one file."""
+  """The names of the wanted columns in one file; None where it has none."""
 
   embedding: str
   label: str
@@ -47,16 +47,17 @@ class Columns(NamedTuple):
 
 
 def candidates(asked: str | None, usual: str) -> tuple[str, ...]:
-  """What a column may be called: as a flag says, or as usual.
+  """Lists the names that a column may have: the flag's, or the usual ones.
 
   Args:
-    asked: the name that a person gave; None if nobody did.
-    usual: the singular, "label"; its plural is looked for as well.
+    asked: the name that a flag gives; None if none does.
+    usual: the usual name in the singular, such as "label"; its plural is looked
+      for as well.
 
   Returns:
     Names in the order in which they are looked for.
   """
-  # A name that somebody gave is meant as it is: no other column will do.
+  # A name that was given is meant literally: no other column will do.
   if asked is not None:
     return (asked,)
   return (usual, f"{usual}s")
@@ -67,8 +68,8 @@ def find_columns(
 ) -> Columns:
   """Finds the wanted columns by their names.
 
-  All have the prefix `SPLIT_`, or none has. Columns that may say whose a row is
-  and are not used are refused or warned of.
+  All have the prefix `SPLIT_`, or none has. Columns that may name the owner of
+  a row and are not used are refused, or warned about.
 
   Args:
     file: one of the files that are imported.
@@ -153,7 +154,7 @@ def _refuse_unused_units(file: VectorFile, split: str) -> None:
 def _warn_of_unused_columns(
   file: VectorFile, prefix: str, columns: Columns
 ) -> None:
-  """One value for each row may say whose the row is."""
+  """Warns of columns with one value per row, which may name its owner."""
   shape = file.shapes[columns.label]
   unused = []
   for name in file.shapes:

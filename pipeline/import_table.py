@@ -1,4 +1,4 @@
-"""`oneshot-dp import`: a cache of embeddings that something else computed.
+"""`oneshot-dp import`: makes a cache of embeddings that you have.
 
 Files, splits, classes, labels and owners follow the rules of `extract`, by the
 same code: see `extract/sources/`.
@@ -57,7 +57,7 @@ from oneshot_dp.pipeline.vector_files import (
 
 _MOST_SHARD_BYTES = 1 << 28
 _UNNAMED_SPLIT = "all"
-"""What `split_tables` calls the split of files whose names tell of none."""
+"""The split that `split_tables` gives to files whose names tell of none."""
 _DEFAULT_SPLIT = "train"
 _LABELS_SOURCE: NumClassesSource = "labels (treated as public)"
 
@@ -66,10 +66,10 @@ class _Table(NamedTuple):
   """One file with its columns, but for the embeddings, in memory.
 
   Attributes:
-    file: that the embeddings are read from.
-    columns: what its columns are called.
+    file: the open file, from which the embeddings are read.
+    columns: the names of its columns.
     label: class indices [r].
-    class_names: of the classes; empty where nobody names or counts them.
+    class_names: names of the classes; empty where nobody names or counts them.
     example_id: [r], or None.
     unit_id: [r], or None.
   """
@@ -120,13 +120,16 @@ def import_table(
     label: name of the column of labels (default: label).
     num_classes: K, where classes have no names.
     class_names: of the labels 0, 1, …, where the file does not name them.
-    unit_name: who owns several rows ("patient").
+    unit_name: name of the privacy unit that owns several rows ("patient").
     units: "same-image" makes all rows of one embedding a unit, instead.
-    backbone_name: what computed the embeddings.
+    backbone_name: name of what computed the embeddings.
+
+  Returns:
+    The finished cache.
 
   Raises:
-    InputError: something about the files or `out` is not as it should be. It
-      may name a row, but never its label or vector. Nothing is written then.
+    InputError: a file or `out` is not as it should be, and nothing was written.
+      The message may name a row, but never its label or vector.
   """
   request = ImportRequest(
     location=str(file),
@@ -182,7 +185,7 @@ def _shard_rows(feature_dim: int) -> int:
 
 
 def _list_files(request: ImportRequest) -> tuple[str, str, list[VectorFile]]:
-  """The data set's name, the split's, and the files of the split."""
+  """Returns the names of data set and split, and the files of the split."""
   paths = expand_location([request.location])
   name, files = list_tables(paths, SUFFIXES)
   if len(paths) == 1:
@@ -275,7 +278,7 @@ def _check_lengths(file: VectorFile, columns: Columns) -> None:
 def _class_names(
   request: ImportRequest, file: VectorFile, columns: Columns
 ) -> tuple[str, ...]:
-  """The classes by the rule of `extract`; none where nobody says them."""
+  """The class names by the rule of `extract`; empty if nothing names them."""
   in_file = file.class_names(columns.label)
   try:
     return class_names(in_file, request.source_config, file.path)
@@ -317,7 +320,7 @@ def _units(
   columns: Columns,
   unit_names: dict[int, str],
 ) -> np.ndarray | None:
-  """Whose each row is, by the rule of `extract`."""
+  """The unit that owns each row, by the rule of `extract`."""
   if columns.unit_id is None or request.unit_name is None:
     return None
   values = read_column(file, columns.unit_id)
@@ -335,14 +338,14 @@ def _units(
 def _resolve_classes(
   request: ImportRequest, tables: Sequence[_Table]
 ) -> tuple[tuple[str, ...], NumClassesSource]:
-  """The names of all classes, and whence K is known."""
+  """Returns the names of all classes, and where K is known from."""
   names = tables[0].class_names
   if names:
     in_file = tables[0].file.class_names(tables[0].columns.label)
     return names, "class_names" if in_file else "flag"
-  # Nobody says K, so a private label decides it. The cache is marked, and a
-  # receipt says so: K, and all that has K columns, is then outside of the
-  # guarantee.
+  # Nothing states K, so a private label decides it. The cache is marked, and
+  # every receipt says so: the guarantee then does not cover K, nor the shape of
+  # what has K columns.
   largest = max(int(table.label.max()) for table in tables)
   k = largest + 1
   check_num_classes(

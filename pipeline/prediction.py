@@ -1,4 +1,4 @@
-"""Which classes images, or rows of a cache, belong to by a head: a CSV file."""
+"""Predicts the classes of images, or of rows of a cache, into a CSV file."""
 
 import csv
 import dataclasses
@@ -27,7 +27,7 @@ from oneshot_dp.pipeline.heads.head_folder import SavedHead
 
 _FORMULA_SIGNS = ("=", "+", "-", "@", "'")
 """A spreadsheet takes a cell that begins with one of the first four for a
-formula, and the last for the sign against that."""
+formula. A leading ' prevents that, so it has to be escaped, too."""
 _MOST_NAMED = 1000
 _BROKEN_NOTE = "cannot be decoded"
 _OTHER_NOTE = "passed over: not a supported image format"
@@ -114,7 +114,7 @@ def of_images(
 
   Args:
     backbone: what embeds them.
-    images: files and folders; see `unlabelled`.
+    images: files and folders; see `open_unlabeled`.
     broken: gets a line for each image that cannot be decoded, whose embedding
       is NaN.
     max_pixels: images that have more are broken.
@@ -145,9 +145,9 @@ def of_images(
 
 
 def passed_over(images: Sequence[str]) -> list[str]:
-  """Lists the files of folders that are not among the images of `of_images`.
+  """Lists the files in folders that `of_images` does not read.
 
-  Photographs may be among them, in a format that cannot be read (HEIC, say).
+  Some may be photographs, in a format that cannot be read (HEIC, say).
 
   Args:
     images: files and folders, as `of_images` takes them.
@@ -280,7 +280,7 @@ def write_table(out: Path, table: str, *, overwrite: bool = False) -> None:
 
 
 def cell(name: str) -> str:
-  """A name as a spreadsheet and a terminal may show it.
+  """Escapes a name for a spreadsheet and a terminal.
 
   >>> cell("cat.png"), cell("=HYPERLINK(1)")
   ('cat.png', "'=HYPERLINK(1)")

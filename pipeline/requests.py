@@ -1,4 +1,4 @@
-"""What a command asks for, once its flags are read.
+"""Requests: what a command asks for, once its flags are read.
 
 A command turns its flags into one of these, and runs take nothing else: so the
 demo, an audit and a person's script ask in the same words as the command line.

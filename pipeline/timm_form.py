@@ -1,10 +1,10 @@
-"""A backbone and a head as one checkpoint in timm's form.
+"""Writes a backbone and a head as one checkpoint in timm's form.
 
 DIR/model.safetensors   the backbone's tensors as they are, and the head's
 DIR/config.json         what timm and transformers build the network by
 
-Neither has a classifier of embeddings at norm 1. With such a head config.json
-is one that they do not open by mistake, and beside it are
+Neither library has a classifier of embeddings at norm 1. With such a head,
+config.json is one that they do not open by mistake, and beside it are
 
 DIR/open_model.py            a few lines that open it with timm
 DIR/modeling_oneshot_dp.py   the same for transformers (trust_remote_code)
@@ -35,7 +35,7 @@ _POOLS: dict[str, dict[str, Any]] = {
   "mean": {"global_pool": "avg", "fc_norm": False},
   "map": {"global_pool": "map"},
 }
-"""Embedding of a ViT → how timm's ViT pools what its classifier takes."""
+"""For each embedding of a ViT, how timm's ViT pools it for its classifier."""
 _FOR_TRANSFORMERS = {
   "model_type": "oneshot_dp",
   "auto_map": {

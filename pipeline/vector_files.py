@@ -1,7 +1,7 @@
-"""npz and Parquet files of embeddings, read in blocks.
+"""Reads npz and Parquet files of embeddings, in blocks.
 
-A file is opened as a `VectorFile`: it states the shapes of its columns, and
-gives one column block by block, so that no file is in memory as a whole. What a
+A file is opened as a `VectorFile`, which states the shapes of its columns and
+yields a column block by block, so that no file is in memory as a whole. What a
 file unfolds to is bounded before it is unfolded, and Python objects are never
 unpickled.
 """
@@ -64,7 +64,7 @@ class VectorFile(Protocol):
     ...
 
   def class_names(self, label: str) -> tuple[str, ...]:
-    """Returns what the file says beside its labels about their classes.
+    """Returns the names of label 0, 1, … that the file states; () if none.
 
     Args:
       label: the column of the labels.
@@ -88,8 +88,8 @@ def open_vector_file(file: File, root: str | None = None) -> VectorFile:
 
   Args:
     file: as it was listed.
-    root: the folder of the data set, of which folders below say columns; None
-      where the file is all of it.
+    root: the folder of the data set, below which names of folders may state
+      columns; None where the file is all of the data set.
 
   Raises:
     InputError: it is neither, or is damaged.
@@ -127,7 +127,7 @@ def read_column(vectors: VectorFile, name: str) -> np.ndarray:
 
 
 class _Header(NamedTuple):
-  """What an array of an npz says of itself before its numbers."""
+  """The header of an array in an npz."""
 
   shape: tuple[int, ...]
   is_fortran: bool

@@ -31,7 +31,7 @@ from oneshot_dp.linear_dp.statistics import RowStatistic, class_sums
 from oneshot_dp.linear_dp.sum_kernels import left_factors_of_chunk
 
 _LENGTH = 100.0
-"""Norm of a canary's embedding: far more than any row is cut to."""
+"""Norm of a canary's embedding: far above the norm that rows are clipped to."""
 _FIRST_ID = np.iinfo(np.int64).min
 """Ids count up from here: no real row or unit has one of these."""
 

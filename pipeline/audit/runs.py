@@ -23,10 +23,10 @@ MAX_CANARIES = 20_000
 _SYNTHETIC_CANARIES = 2000
 _SYNTHETIC_DIM = 512
 _MIN_CANARIES = 1000
-"""The least number in an audit among real rows, unless a flag is given."""
+"""The fewest canaries in an audit among real rows, unless a flag is given."""
 _MAX_REAL_DIM = 2048
 _ENOUGH = 20.0
-"""With (so many / μ)² guesses the interval is a fifth of μ wide."""
+"""With (this / μ)² guesses, the interval is a fifth of μ wide."""
 
 
 def synthetic_canaries(count: int | None = None) -> Canaries:

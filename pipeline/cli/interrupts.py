@@ -16,7 +16,7 @@ from typing import Self
 
 MESSAGE = (
   "interrupted; what was charged stays charged, and extract, train and sweep"
-  " go on without a new charge when they are typed again"
+  " resume without a new charge when the same command is run again"
 )
 STATUS = 130
 

@@ -44,8 +44,8 @@ COMMANDS = {
 """A new command is one row here, and a file of its own in commands/."""
 _HELP_WORDS = ("-h", "--help", "help")
 _COMPLETION_WORDS = ("--print-completion", "--tyro-print-completion")
-# What libraries say in a RuntimeError where the machine has no more threads,
-# memory or devices: not a bug of ours.
+# What libraries say in a RuntimeError if the machine has no threads, memory or
+# devices left, which is not a bug of ours.
 _RESOURCE_ERRORS = re.compile(
   "can't start new thread|RESOURCE_EXHAUSTED|bad_alloc|(initialize|Unknown) b"
 )
@@ -249,9 +249,10 @@ def _one_line_warning(message: object, *_: object, **__: object) -> str:
 
 @functools.cache
 def _check_jax_environment() -> None:
-  """Refuses variables of which JAX makes a traceback, and XLA an abort.
+  """Refuses environment variables that JAX or XLA cannot read.
 
-  Only a process of its own can survive the abort, so it is tried in one.
+  JAX would print a traceback and XLA abort the process, so a process of its own
+  tries them.
   """
   is_set = "XLA_FLAGS" in os.environ
   for name in os.environ:

@@ -104,10 +104,10 @@ class _StoreOnce(argparse.Action):
   ) -> None:
     # argparse keeps the last of two values without a word: of two budgets one
     # would be lost.
-    found = vars(namespace)
-    if self.dest in found:
+    given = vars(namespace)
+    if self.dest in given:
       raise InputError(f"{option_string} is given twice: give it once.")
-    found[self.dest] = values
+    given[self.dest] = values
 
 
 def read_flags(

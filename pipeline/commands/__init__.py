@@ -20,7 +20,7 @@ FLAG = "flag"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flag:
-  """How the command line says the value of a field, and its help.
+  """Declares the flag that sets a field of `Flags`, with its help.
 
       cache: Path = Flag(parse=Path, form="CACHE", help="…").required()
       rows: str = ROWS.default("")

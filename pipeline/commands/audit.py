@@ -90,7 +90,7 @@ class Flags(CommandFlags):
 
 
 def run(flags: Flags) -> Answer:
-  """Attacks."""
+  """Attacks the claim, on synthetic rows or among those of a cache."""
   request = flags.request()
   if request.canaries is not None and not (
     _MIN_CANARIES <= request.canaries <= _MAX_CANARIES

@@ -1,12 +1,12 @@
-"""A head on disk: weights, what it was made of, receipt and model card.
+"""Reads and writes the folder of a head.
 
 HEAD/head.safetensors       kernel [d, K], bias [K], float32
 HEAD/releases.safetensors   the noisy sums, public, for `train --from`
 HEAD/receipt.json           what is stated, and what follows
 HEAD/README.md              the same for people
 
-A head that is NOT PRIVATE gives the private sums away: the folder has mode
-0700 and its files 0600. Others have what the umask says.
+A head that is NOT PRIVATE gives the private sums away: its folder has mode 0700
+and its files 0600. Other heads have the modes that the umask gives.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""A receipt: what is stated of a head, and what follows from it; all public.
+"""Receipts: what is stated of a head, and what follows from that; all public.
 
     receipt.json = {"format": 1, "stated": {…}, "follows": {…}}
 
@@ -54,7 +54,7 @@ class Stated(
   forbid_unknown_fields=True,
   rename={"parent_charge_id": "went_on_from"},
 ):
-  """What a receipt states: everything that nothing else tells.
+  """What a receipt states: all that cannot be computed from anything else.
 
   Attributes:
     private: whether noise from the system's random bits protects the rows;

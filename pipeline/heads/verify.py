@@ -1,4 +1,4 @@
-"""Whether a head is what its receipt says, and whether a ledger was charged."""
+"""Verifies that a head is what its receipt says, and that it was charged."""
 
 import dataclasses
 import enum
@@ -77,10 +77,17 @@ def verify_head(path: Path, ledger: Ledger) -> Verdict:
 
 
 def verify_saved_head(saved: SavedHead, ledger: Ledger) -> Verdict:
-  """As `verify_head`, of a head that was read already.
+  """Verifies a head that was read already; see `verify_head`.
 
-  Who goes on with a head asks about what was read, and does not read it again:
-  somebody may exchange its files meanwhile.
+  Whoever uses a head afterwards should verify the very bytes that were read:
+  its files may be exchanged between two reads.
+
+  Args:
+    saved: the head.
+    ledger: the ledger that was charged; its file may not exist.
+
+  Returns:
+    What was found.
   """
   # `read_head` compared the digest with the very bytes that it parsed.
   return _judge(saved, saved.stated["weights_sha256"], ledger, ())
@@ -113,7 +120,7 @@ def _judge(
 def earlier_head(
   path: Path, ledger: Ledger, cache: FeatureCache, delta: float
 ) -> SavedHead:
-  """Reads a head to continue from, for the difference in price.
+  """Reads and verifies a head to continue from.
 
   Args:
     path: the head's folder.

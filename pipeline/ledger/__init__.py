@@ -1,1 +1,1 @@
-"""What was spent of each private data set, and runs that are paid for once."""
+"""Records what was spent on private data sets, and delivers what was paid."""

@@ -189,8 +189,8 @@ class BucketOutput(StagedOutput):
 
   def _try_to_write(self) -> None:
     """Puts an object as `publish` does, and removes it."""
-    # What the store refuses after the charge costs a budget until it is mended:
-    # so it is asked before.
+    # If the store refuses after the charge, a budget is lost until that is
+    # fixed: so it is tried before.
     storage.remove(self._store, [_PROBE])  # of a process that was killed
     storage.write_if_absent(self._store, _PROBE, b"oneshot-dp\n")
     storage.remove(self._store, [_PROBE])

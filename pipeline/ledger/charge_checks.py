@@ -1,4 +1,4 @@
-"""What a ledger refuses to charge: rows of another name, units, caps."""
+"""Checks charges: the names of rows, privacy units and caps."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -65,12 +65,12 @@ def check_same_run(
   """Refuses another run into the place of one that is not finished.
 
   Args:
-    charge: that was made for the run that is not finished.
-    identity: of the run that is asked for, as JSON has it; PRIVATE.
+    charge: a charge of the run that is not finished.
+    identity: the identity of the new run, as JSON has it; PRIVATE.
     run: where the results of both go.
 
   Raises:
-    InputError: they are two runs.
+    InputError: the two runs differ.
   """
   names = [*charge.identity]
   names += [name for name in identity if name not in charge.identity]
@@ -86,12 +86,12 @@ def check_same_run(
 
 
 class KnownKeys(NamedTuple):
-  """How much of a set of keys is known as a data set's, at least.
+  """How many rows and units a data set was charged for already, at least.
 
   Attributes:
-    rows: by any kind of key.
-    units: by their numbers.
-    images: rows by their images, or all of their numbers.
+    rows: rows that any kind of key recognizes.
+    units: units, by their numbers.
+    images: rows, by their images or by all numbers of their embeddings.
   """
 
   rows: int
@@ -102,9 +102,9 @@ class KnownKeys(NamedTuple):
 def shared_with_datasets(
   ledger: Transaction, keys: Keys
 ) -> dict[str, KnownKeys]:
-  """Data set → how many of these rows, and units, are known as its own.
+  """Counts how many of these rows, and units, each data set was charged for.
 
-  For the holder of the rows: the counts are PRIVATE.
+  The counts are PRIVATE, for the holder of the rows alone.
 
   Args:
     ledger: all entries at one moment, with their keys.

@@ -45,12 +45,12 @@ _LEDGER_BYTES_OF_CHARGE = 1 << 16
 
 
 def output_at(out: Path, ledger: Path | None = None) -> StagedOutput:
-  """The output at a place on a disk or in a bucket.
+  """Returns the output at a place on a disk or in a bucket.
 
   Args:
     out: the folder that is to be shown.
     ledger: the file of the ledger that notes what is shown, so that a later
-      process goes on with what is staged; None if there is none.
+      process can resume with what is staged; None if there is none.
   """
   if isinstance(out, places.Url):
     return BucketOutput(out, ledger)
@@ -128,15 +128,15 @@ class Delivery:
     """Does what `open` does, up to the charge, and asks what that would be.
 
     Returns:
-      The charges of this very run, if it was stopped and would go on without a
+      The charges of this very run, if it was stopped and would resume without a
       new charge; empty if it would be charged.
 
     Raises:
       InputError, RunError: as `open`; nothing was charged.
     """
-    found = self._take_place()
+    kept = self._take_place()
     return self._ledger.preview(
-      self._requests, self._output.path, self._identity, found or None
+      self._requests, self._output.path, self._identity, kept or None
     )
 
   def open(self) -> None:
@@ -148,15 +148,15 @@ class Delivery:
         note of what is in view. Nothing was charged.
       RunError: the disk or the store refuses.
     """
-    found = self._take_place()
+    kept = self._take_place()
     # When this returns, the charge is on the disk, and noise may be drawn. What
     # can fail was tried before: a failure from here on costs a budget, until
     # the same run is tried again.
     ids = self._ledger.charge(
-      self._requests, self._output.path, self._identity, found or None
+      self._requests, self._output.path, self._identity, kept or None
     )
     self._stage = _Stage.CHARGED
-    if self._were_noted(found, ids):
+    if self._were_noted(kept, ids):
       self.already_done = True
       self._stage = _Stage.NOTED
       return
@@ -219,9 +219,9 @@ class Delivery:
     self._try_the_room()
     # Heads of a killed run: either the ledger has noted them, and they are to
     # be shown; or nobody has seen them, and they are made anew.
-    found = find_heads(self.folder)
-    self._refuse_shown_heads_without_note(found)
-    return found
+    kept = find_heads(self.folder)
+    self._refuse_shown_heads_without_note(kept)
+    return kept
 
   def _try_the_room(self) -> None:
     """Allocates as many bytes as the run needs, and gives them back."""
@@ -236,7 +236,7 @@ class Delivery:
       room_file.unlink()
 
   def _refuse_shown_heads_without_note(
-    self, found: Mapping[str, ReleasedHead]
+    self, kept: Mapping[str, ReleasedHead]
   ) -> None:
     """Refuses to draw again what is partly in view already."""
     if not self._output.is_half_shown:
@@ -245,9 +245,9 @@ class Delivery:
     # copy has; charged again, or resumed, the run would release other heads for
     # what these have spent.
     charge_ids = self._ledger.preview(
-      self._requests, self._output.path, self._identity, found
+      self._requests, self._output.path, self._identity, kept
     )
-    if not self._were_noted(found, charge_ids):
+    if not self._were_noted(kept, charge_ids):
       raise InputError(
         f"{self._out} has objects of a run that the ledger {self._ledger.path}"
         " has not noted, or whose files beside it are damaged: put the newest"
@@ -255,14 +255,14 @@ class Delivery:
       )
 
   def _were_noted(
-    self, found: Mapping[str, ReleasedHead], charge_ids: Sequence[str]
+    self, kept: Mapping[str, ReleasedHead], charge_ids: Sequence[str]
   ) -> bool:
     """Whether the ledger noted all these heads, for these charges."""
-    if not found:
+    if not kept:
       return False
-    paid_by = {head.charge for head in found.values()}
+    paid_by = {head.charge for head in kept.values()}
     noted = self._ledger.heads()
-    return paid_by <= set(charge_ids) and found.items() <= noted.items()
+    return paid_by <= set(charge_ids) and kept.items() <= noted.items()
 
   def _settle_on_disk(self) -> None:
     """Syncs all files; what is NOT PRIVATE becomes its owner's alone."""
@@ -318,11 +318,11 @@ def is_delivered(
     return False
   # By bytes, not by names: the ledger knows the SHA-256 of the weights that it
   # released, so heads that were exchanged or edited are another run's.
-  found = find_heads(out)
+  shown = find_heads(out)
   noted = ledger.heads()
-  if not found or not found.items() <= noted.items():
+  if not shown or not shown.items() <= noted.items():
     return False
-  paid_by = {head.charge for head in found.values()}
+  paid_by = {head.charge for head in shown.values()}
   wanted = json.loads(json.dumps(identity))
   charges = {}
   for entry in ledger.entries():

@@ -17,10 +17,10 @@ from jaxtyping import UInt64
 
 from oneshot_dp.linear_dp import accounting
 
-_LEAST_EPSILON = 1e-6  # what is left below this is called nothing
+_LEAST_EPSILON = 1e-6  # a smaller remaining ε counts as nothing
 _FRACTION = msgspec.Meta(pattern="^[0-9]+(/[1-9][0-9]*)?$", max_length=4096)
-"""Two numbers of which Python reads each: int() takes 4,300 digits. A sum of
-float64 numbers has about 700."""
+"""A fraction of two numbers that Python can read: int() takes 4,300 digits. A
+sum of float64 numbers has about 700."""
 _MOST_MU_SQUARED = 2**64  # far more than any ε that is accepted costs
 ROW_KEY_KINDS = ("image", "direction")
 

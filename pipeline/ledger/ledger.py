@@ -1,7 +1,7 @@
-"""What was spent of each private data set, and what may be: one SQLite file.
+"""Records what was spent on each private data set, and its cap, in one file.
 
-A charge is on the disk before its noise is drawn. Whether it fits under the
-cap, and whose the rows are, is asked in the transaction that writes it.
+A charge is on the disk before its noise is drawn. The cap, and whether the rows
+belong to another data set, are checked in the transaction that writes it.
 """
 
 import contextlib
@@ -110,10 +110,10 @@ class Ledger:
     return chain
 
   def shared(self, keys: Keys) -> dict[str, KnownKeys]:
-    """Data set → how many of these rows, and units, it was charged for.
+    """Counts how many of these rows, and units, each data set was charged for.
 
-    For the holder of the rows, and at least so many: see `Keys`. A unit's
-    number means something within one data set; in another it may be anybody.
+    Counts are lower bounds, see `Keys`, and for the holder of the rows alone. A
+    unit's number means something only within one data set.
     """
     with self._read() as ledger:
       return shared_with_datasets(ledger, keys)
@@ -142,9 +142,9 @@ class Ledger:
       InputError: the cap is not a privacy guarantee, or the rows are another
         data set's.
     """
-    # Computed here, so that a cap that is no guarantee is refused before the
+    # Computed here, so that a cap that is not a guarantee is refused before the
     # ledger is opened.
-    most = cap.mu_squared
+    limit = cap.mu_squared
     rows = ChargeRequest(dataset=dataset, charges=(), keys=keys or {})
     with self._write("no cap was set") as ledger:
       check_requests(ledger, [rows])
@@ -158,11 +158,10 @@ class Ledger:
         )
       )
     # A cap is a filter: it proves something only about releases that were
-    # chosen after it was set. What it does not prove is said now, not when it
-    # is relied on.
+    # chosen after it was set. The user is warned now of what it does not prove.
     warnings = []
     unproven = "what was seen before may have led to it: no proven guarantee."
-    if old_cap and (most > old_cap.mu_squared or cap.delta > old_cap.delta):
+    if old_cap and (limit > old_cap.mu_squared or cap.delta > old_cap.delta):
       warnings.append(
         f"THE CAP WAS RAISED, from {old_cap} to {cap}; {unproven}"
       )
@@ -173,7 +172,7 @@ class Ledger:
       warnings.append(
         f"{num_exposed} charges are NOT PRIVATE: no cap covers them."
       )
-    if spent(charges) > most:
+    if spent(charges) > limit:
       warnings.append("more than this is spent already: all else is refused.")
     return warnings
 
@@ -189,8 +188,8 @@ class Ledger:
     Args are those of `charge`, which checks all of this again.
 
     Returns:
-      The ids of the charges of this very run, if it was stopped and would go
-      on without a new charge; empty if it would be charged.
+      The ids of the charges of this very run, if it was stopped and would
+      resume without a new charge; empty if it would be charged.
 
     Raises:
       InputError: `charge` would refuse.
@@ -229,9 +228,8 @@ class Ledger:
         Nothing was charged.
     """
     with self._write("nothing was charged") as ledger:
-      # A charge of this run that nobody has seen a result of is used again.
-      # Nobody but the very same run may: another one would release something
-      # else for it.
+      # A charge of which nobody has seen a result is used again, but only by
+      # the very same run: another would release something else for it.
       unfinished = _find_unfinished(ledger, requests, run, identity, heads)
       if unfinished:
         return [charge.id for charge in unfinished]
@@ -272,9 +270,8 @@ class Ledger:
         f"the ledger {self.path} does not exist any more: put it back."
       )
     with self._write("what was charged before stays charged") as ledger:
-      # A charge pays for one release. Two runs of one command, on machines that
-      # share no locks, have the same charge: the second to come here is
-      # refused.
+      # A charge pays for one release. Of two runs of one command, which have
+      # one charge on machines that share no locks, the second is refused.
       charged = {entry.id for entry in ledger.select("charge")}
       delivered = set()
       for entry in ledger.select("left"):
@@ -307,7 +304,7 @@ class Ledger:
 
 
 def open_existing_ledger(path: Path | None) -> Ledger:
-  """The ledger of a command that charges nothing.
+  """Opens the ledger of a command that charges nothing.
 
   Args:
     path: as the user named it; None is `default_ledger()`, which may not exist.
@@ -326,7 +323,7 @@ def open_existing_ledger(path: Path | None) -> Ledger:
 def _recorded_identity(
   identity: Mapping[str, Any], requests: Sequence[ChargeRequest]
 ) -> dict[str, Any]:
-  """A run's identity with its rows, as it compares with what is read back."""
+  """Adds a digest of the rows to a run's identity, in the form of the file."""
   with_rows = {**identity, "rows": digest_of_rows(requests)}
   return json.loads(json.dumps(with_rows))
 
@@ -338,7 +335,7 @@ def _find_unfinished(
   identity: Mapping[str, Any],
   heads: Mapping[str, ReleasedHead] | None,
 ) -> list[LedgerEntry]:
-  """The charges that were made for a run and whose results were never shown.
+  """Finds the charges of a run whose results were never shown.
 
   Nothing was released for such a charge; or these very `heads` were noted, and
   the run was killed before it could show them. InputError: one is another

@@ -238,7 +238,8 @@ def transaction(
     path: the file; to read one that does not exist is to read no entries.
     wait: seconds to wait for another process that writes.
     write: whether the block adds entries; makes the file if there is none.
-    if_it_fails: what is so then, for the message: "nothing was charged", say.
+    if_it_fails: the consequence of a failure, for the message, such as "nothing
+      was charged".
 
   Raises:
     InputError: it is damaged, or not a ledger.
@@ -273,7 +274,12 @@ def transaction(
 
 
 def damaged(path: Path, fault: str) -> InputError:
-  """The error of everybody who reads a ledger that is not whole."""
+  """Returns the error for a ledger that is not whole.
+
+  Args:
+    path: the file.
+    fault: what is wrong with it.
+  """
   return InputError(
     f"the ledger {path} is damaged ({fault}): nothing is released until it is"
     " restored from a backup."
@@ -313,12 +319,12 @@ def _new_database() -> sqlite3.Connection:
 
 def _check_format(path: Path, connection: sqlite3.Connection) -> None:
   """Refuses another program's database, and tables or triggers of others."""
-  found = {}
+  stored = {}
   for name in _FORMAT:
-    found[name] = connection.execute(f"PRAGMA {name}").fetchone()[0]
+    stored[name] = connection.execute(f"PRAGMA {name}").fetchone()[0]
   schema = connection.execute("SELECT sql FROM sqlite_master ORDER BY name")
   expected_schema = [(statement,) for statement in _SCHEMA]
-  if found != _FORMAT or schema.fetchall() != expected_schema:
+  if stored != _FORMAT or schema.fetchall() != expected_schema:
     raise damaged(path, "it is empty, or of another format or program")
 
 

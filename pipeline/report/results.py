@@ -251,9 +251,9 @@ def _aligned(lines: Sequence[Sequence[str]], marks: Sequence[str]) -> str:
 
 
 def percent(fractions: Iterable[float | None]) -> str:
-  """Their mean in percent, with the standard deviation if there are several.
+  """Formats a mean in percent, with the standard deviation of several values.
 
-  None, of what was not measured, does not count.
+  None stands for what was not measured, and does not count.
 
   >>> percent([0.5, 0.6]), percent([None])
   ('55.00 ± 7.07', '-')

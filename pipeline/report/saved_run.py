@@ -1,4 +1,4 @@
-"""What the directory of a run or of a head holds, read back and checked.
+"""Reads and checks what the directory of a run or of a head holds.
 
 A results.json may come from anywhere, so every number in it is bounded before
 anything is made of it, and what it says of a head must be what the head's own

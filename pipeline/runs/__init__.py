@@ -1,6 +1,6 @@
-"""What runs: plan, charge, train, score and deliver; see `run.run_request`.
+"""Carries out requests: plan, charge, train, score and deliver.
 
-The way of a `train`: a request becomes a `Plan` (everything opened, checked and
-priced), `Delivery` charges it, `train_heads` trains and writes, and one rename
-shows the results.
+`run.run_request` does so for `train` and `sweep`: a request becomes a `Plan`
+(everything opened, checked and priced), `Delivery` charges it, `train_heads`
+trains and writes, and one rename shows the results.
 """

@@ -1,11 +1,12 @@
-"""Which rows of a command are private: the role of each cache, by content.
+"""Checks that no row of a command is both private and public, by content.
 
-A cache is private (its rows are trained on, or scored by noisy counts), or it
-is a public test set (exact accuracies give its labels away), or it holds public
-unlabeled rows (a head learns from them without noise). All pairs are
-compared before any work, and with the private rows of the ledger as well, under
-whatever name they were charged. No row may be both, except for the few that
-standard benchmarks have twice.
+A cache has one of three roles. It is private: its rows are trained on, or
+scored by noisy counts. Or it is a public test set, whose labels exact
+accuracies give away. Or it holds public unlabeled rows, from which a head
+learns without noise. All pairs are compared before any work, and with the
+private rows of the ledger as well, under whatever name they were charged. No
+row may be both private and public, except for the few that standard benchmarks
+have twice.
 
 *Privacy*: a refusal says about what share of the rows is private, to their
 owner, who holds both caches; a note about what is allowed says "some".
@@ -33,12 +34,12 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 
 Role = Literal["private", "public", "unlabeled"]
 _ONE_IN = 100
-"""One row in so many of a test set may be a copy of a private one."""
+"""At most one in so many rows of a test set may be a copy of a private one."""
 _RECOGNIZED_OF_BFLOAT16 = 0.003
 _RECOGNIZED_OF_FLOAT16 = 0.4
-"""The smallest measured share of copies, scaled or rounded anew, that keep the
-key of their direction (PRIVACY.md, section 6): what is seen of them is divided
-by it. Exact copies are known by another key."""
+"""The smallest measured share of scaled or newly rounded copies that keep the
+key of their direction (PRIVACY.md, section 6). The number of recognized copies
+is divided by it. Exact copies are recognized by another key."""
 _DIFFERENCES_SHOWN = 3
 
 
@@ -351,12 +352,12 @@ def _judge_unlabeled(
   """
   num_rows = _count_different_rows(public.keys)
   if units or shared.at_most * _ONE_IN > num_rows:
-    which = f"{shared.in_words(num_rows)} of {public} are"
+    overlap = f"{shared.in_words(num_rows)} of {public} are"
     if units:
-      which = f"a {public.cache.info.unit} of {public} is"
+      overlap = f"a {public.cache.info.unit} of {public} is"
     raise InputError(
-      f"the public rows overlap the private rows: {which} among {owner}, and a"
-      " head learns from public rows without noise: leave them out."
+      f"the public rows overlap the private rows: {overlap} among {owner}, and"
+      " a head learns from public rows without noise: leave them out."
     )
   if not shared.seen:
     return []

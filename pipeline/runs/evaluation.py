@@ -148,7 +148,7 @@ class EvalRows:
     return mu_squared**-0.5 / cache.n
 
   def facts_of_exact_counts(self, accuracy: Accuracy) -> dict[str, Any]:
-    """States what an exact accuracy is of."""
+    """States which rows an exact accuracy was measured on."""
     return {
       **self._facts_of_rows(),
       "num_examples": accuracy.num_examples,
@@ -158,7 +158,7 @@ class EvalRows:
   def facts_of_noisy_counts(
     self, num_examples: int, accuracy_sd: float
   ) -> dict[str, Any]:
-    """States what noisy accuracies are of, and what they cost.
+    """States which rows noisy accuracies were measured on, and their cost.
 
     Args:
       num_examples: about how many rows, or units, were scored.
@@ -365,10 +365,15 @@ def _refuse_training_rows(saved: SavedHead, eval_rows: EvalRows) -> None:
 def evaluation_identity(
   request: EvalRequest, saved: SavedHead, eval_rows: EvalRows
 ) -> dict[str, Any]:
-  """All that makes it this evaluation and no other; PRIVATE.
+  """Returns what distinguishes an evaluation from all others; PRIVATE.
 
-  One that was charged and stopped before its answer was noted is not charged
-  again.
+  By it an evaluation that was charged, and stopped before its answer was noted,
+  is recognized and not charged again.
+
+  Args:
+    request: what is scored, and with which noise.
+    saved: the head.
+    eval_rows: the rows, with a budget.
   """
   budget = eval_rows.budget
   assert budget is not None

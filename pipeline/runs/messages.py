@@ -1,4 +1,4 @@
-"""What a run says about itself, from public facts alone."""
+"""Lines that a run prints about itself, from public facts alone."""
 
 import math
 from collections.abc import Sequence

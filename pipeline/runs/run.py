@@ -197,7 +197,7 @@ def _run_on_other_host(plan: Plan, hosts: Hosts) -> None:
 
 
 def _score(eval_rows: EvalRows, written: Sequence[WrittenHead]) -> Scores:
-  return eval_rows.score([each.trained.head for each in written])
+  return eval_rows.score([head.trained.head for head in written])
 
 
 def _answer_of_train(plan: Plan, written: WrittenHead) -> Answer:
