@@ -134,6 +134,7 @@ def train_heads(
   mu_squared = cost(budgets, delta)
   # A pass over the rows, so that a bad one is reported before the charge.
   rows.validate()
+  data.refuse_equal_rows()
   if charge is not None:
     charge(mu_squared, source)
   # Heads come by increasing ε, and are returned in the order that was asked

@@ -131,6 +131,34 @@ class PrivateDataset:
         f"{self.name}: there are many more than the expected {self.n}."
       )
 
+  def refuse_equal_rows(self) -> None:
+    """Refuses to learn from this host's rows if all of them are the same.
+
+    One row alone, and rows of zeros, are not looked at.
+
+    Raises:
+      InputError: there are two rows or more, and all are equal.
+    """
+    # A constant is what a broken backbone makes of every image. A budget would
+    # be spent on it to learn how many rows each class has, and no more. Rows
+    # that differ are found in the first block, where nothing is broken.
+    first = None
+    num_rows = 0
+    for block in self.blocks():
+      rows = block["embedding"][block["embedding_norm"] > 0]
+      if len(rows) == 0:
+        continue
+      if first is None:
+        first = rows[0]
+      if (rows != first).any():
+        return
+      num_rows += len(rows)
+    if num_rows > 1:
+      raise InputError(
+        f"{self.name}: all embeddings are the same, so nothing can be learned:"
+        " look for what went wrong in the backbone or the import."
+      )
+
   def _check_block(self, block: Block) -> None:
     if self.has_units != ("unit_id" in block):
       has = "no" if self.has_units else "a"

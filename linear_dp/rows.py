@@ -146,8 +146,8 @@ class Rows:
     # A budget would be spent on nothing: rows of zeros add to no sum.
     if not self.data.hosts.sum(find_row).any():
       raise InputError(
-        f"{self.data.name}: all embeddings are zeros, so nothing can be learned"
-        " or scored: look for what went wrong in the backbone or the import."
+        f"{self.data.name}: all embeddings are zeros, or so short that they"
+        " round to zeros: look for what went wrong in the backbone or import."
       )
 
   def mapped(

@@ -225,7 +225,8 @@ def _read_rows(stream: Any, header: _Header) -> Iterator[np.ndarray]:
     count = min(rows_at_once, rows - start)
     data = stream.read(count * row_bytes)
     values = np.frombuffer(data, header.dtype, count * width)
-    yield values.reshape(count, *rest)
+    native = header.dtype.newbyteorder("=")  # whatever machine wrote the file
+    yield values.astype(native, copy=False).reshape(count, *rest)
 
 
 class ParquetVectors:

@@ -5,6 +5,7 @@
 cache is told how many such rows there are. All of it is PRIVATE.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,9 @@ from oneshot_dp.extract.cache.keys import MOST_KEYS
 from oneshot_dp.extract.cache.read import FeatureCache
 
 _SHOWN_CONFLICTS = 5
+_SHOWN_IDS = 5
+_SHORTEST = 1e-34
+"""Norm of a row: what would bring a shorter one to norm 1 overflows float32."""
 _NOT_COUNTED = "not counted here, as rows are many: `oneshot-dp inspect` does"
 
 
@@ -32,7 +36,8 @@ class Duplicates(NamedTuple):
     most: the largest number of rows with one key.
     across_units: how many images have rows of several privacy units.
     conflicts: for each image in several classes, the example ids of its rows.
-    zeros: how many rows have an embedding of zeros.
+    zeros: how many rows have an embedding of zeros, or one too short to be
+      brought to norm 1.
   """
 
   rows: int
@@ -65,7 +70,7 @@ def find_duplicates(cache: FeatureCache) -> Duplicates:
   units = [np.zeros((0, cache.info.owners_per_row), np.int64)]
   zeros = 0
   for rows in cache.blocks():
-    zeros += int((rows["embedding_norm"] == 0).sum())
+    zeros += int((rows["embedding_norm"] < _SHORTEST).sum())
     is_image = rows["image_key"].any(axis=1)
     keys.append(rows["image_key"][is_image])
     labels.append(rows["label"][is_image])
@@ -167,14 +172,11 @@ def describe_duplicates(
     lines["exact duplicates"] = f"{text}: {_advice(duplicates, info, what)}"
   if duplicates.zeros:
     lines["rows of zeros"] = (
-      f"{duplicates.zeros:,} rows are all zeros: they teach nothing, and count"
-      " as rows"
+      f"{duplicates.zeros:,} rows are all zeros, or shorter than {_SHORTEST:g}:"
+      " they teach nothing, and count as rows"
     )
   if duplicates.conflicts:
-    shown = [
-      " = ".join(str(example_id) for example_id in ids)
-      for ids in duplicates.conflicts[:_SHOWN_CONFLICTS]
-    ]
+    shown = [_equal_ids(ids) for ids in duplicates.conflicts[:_SHOWN_CONFLICTS]]
     if len(duplicates.conflicts) > _SHOWN_CONFLICTS:
       shown.append("…")
     lines["label conflicts"] = (
@@ -182,6 +184,14 @@ def describe_duplicates(
       f" ids {', '.join(shown)}; leave each in one"
     )
   return lines
+
+
+def _equal_ids(ids: Sequence[int]) -> str:
+  """The ids of one image, or as many as a line has room for."""
+  text = " = ".join(str(example_id) for example_id in ids[:_SHOWN_IDS])
+  if len(ids) > _SHOWN_IDS:
+    text += f" = … ({len(ids):,} rows)"
+  return text
 
 
 def _advice(duplicates: Duplicates, info: CacheInfo, what: str) -> str:

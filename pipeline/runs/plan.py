@@ -334,6 +334,8 @@ def _read_rows(
   rows = {head: HEADS[head].prepare_rows(data) for head in request.heads}
   for head_rows in rows.values():
     head_rows.validate()
+  # Equal rows of one host say little about the others', so each looks at all.
+  hosts.raise_together(data_of(train.cache).refuse_equal_rows)
   return rows
 
 

@@ -341,15 +341,21 @@ def test_predict_refuses_rows_that_are_not_finite_without_their_values(
 
 
 @pytest.mark.parametrize("unit_ids", [None, np.arange(200) // 2])
-def test_train_heads_of_zeros_alone_charges_nothing(unit_ids):
+@pytest.mark.parametrize(
+  ("value", "reason"),
+  [(0.0, "embeddings are zeros"), (0.5, "embeddings are the same")],
+)
+def test_train_heads_of_equal_rows_alone_charges_nothing(
+  value, reason, unit_ids
+):
   charged = []
 
   def charge(*given):
     charged.append(given)
 
-  with pytest.raises(InputError, match="all embeddings are zeros"):
+  with pytest.raises(InputError, match=reason):
     train_heads(
-      np.zeros((200, 4), np.float32),
+      np.full((200, 4), value, np.float32),
       np.arange(200) % 2,
       num_classes=2,
       epsilons=(1.0,),

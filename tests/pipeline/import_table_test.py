@@ -52,6 +52,18 @@ def test_npz_becomes_a_cache_of_the_same_rows(tmp_path, dtype, stored):
   np.testing.assert_array_equal(rows["example_id"], ids)
 
 
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8"])
+def test_npz_of_the_other_byte_order_has_the_same_rows(tmp_path, dtype):
+  embedding, label = vectors(dtype)
+  file = npz(tmp_path / "pets.npz", embedding=embedding, label=label)
+
+  import_table(file, tmp_path / "cache", num_classes=K)
+
+  rows = rows_of(tmp_path / "cache")
+  np.testing.assert_array_equal(rows["embedding"], embedding.astype("f4"))
+  np.testing.assert_array_equal(rows["label"], label)
+
+
 @DTYPES
 def test_npz_says_what_the_cache_is_of(tmp_path, dtype, stored):
   embedding, _ = vectors(dtype)

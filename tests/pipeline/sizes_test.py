@@ -54,9 +54,10 @@ def test_large_sizes_train(capsys, place, n, d, num_classes, head):
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["lamb", "auto"])
 @pytest.mark.parametrize(("n", "d", "value"), [(1, 1, 1.0), (3, 9, 1.0)])
-def test_the_least_and_the_same_train(capsys, place, n, d, value, head):
-  rows = np.full((n, d), value, np.float32), np.arange(n) % 2
-  write_rows(Path("c"), *rows, num_classes=2)
+def test_the_least_and_nearly_the_same_train(capsys, place, n, d, value, head):
+  rows = np.full((n, d), value, np.float32)
+  rows[0, 0] = np.nextafter(rows[0, 0], np.float32(2))
+  write_rows(Path("c"), rows, np.arange(n) % 2, num_classes=2)
   words = f"train --cache c --epsilon 1 --delta 1e-2 --out h --head {head}"
   succeeds(capsys, *place(words))
   assert np.isfinite(read_head(Path("h")).head.kernel).all()
@@ -74,6 +75,17 @@ def test_train_on_rows_of_zeros_alone_is_refused_before_the_charge(
   message = fails(capsys, *place(words))
 
   assert "all embeddings are zeros" in message
+  assert not Path("h").exists()
+
+
+def test_train_on_equal_rows_alone_is_refused_before_the_charge(capsys, place):
+  rows = np.ones((3, 9), np.float32)
+  write_rows(Path("c"), rows, np.arange(3) % 2, num_classes=2)
+  words = "train --cache c --epsilon 1 --delta 1e-2 --out h --head lamb"
+
+  message = fails(capsys, *place(words))
+
+  assert "all embeddings are the same" in message
   assert not Path("h").exists()
 
 

@@ -60,7 +60,23 @@ def test_rows_of_zeros_are_counted(tmp_path, rows):
   embedding[[0, 1, 5]] = 0
   cache = write_rows(tmp_path / "cache", embedding, label, num_classes=2)
   text = describe_duplicates(find_duplicates(cache), cache.info)
-  assert text["rows of zeros"].startswith("3 rows are all zeros: they teach")
+  assert text["rows of zeros"].startswith("3 rows are all zeros, or shorter")
+
+
+def test_rows_too_short_for_norm_1_are_counted_with_zeros(tmp_path, rows):
+  embedding, label = rows
+  embedding[[0, 1]] = [[1e-41], [2e-41]]
+  cache = write_rows(tmp_path / "cache", embedding, label, num_classes=2)
+  assert find_duplicates(cache).zeros == 2
+
+
+def test_an_image_in_two_classes_many_times_is_named_by_few_ids(tmp_path, rows):
+  embedding, label = rows
+  embedding[:] = embedding[0]
+  label[3] = 1
+  cache = write_rows(tmp_path / "cache", embedding, label, num_classes=2)
+  text = describe_duplicates(find_duplicates(cache), cache.info)
+  assert "0 = 1 = 2 = 3 = 4 = … (10 rows)" in text["label conflicts"]
 
 
 def test_one_image_in_two_classes_is_a_conflict_named_by_ids(tmp_path, rows):
