@@ -111,16 +111,8 @@ def train_heads(
     embeddings, labels, num_classes=int(num_classes), unit_ids=unit_ids
   )
   accounting.check_delta(delta, data.n, allow_weak_privacy=weak_privacy)
-  public_start = None
-  if start is not None:
-    public_start = PublicStart.of(
-      start, num_classes=data.num_classes, feature_dim=data.feature_dim
-    )
-  unlabeled_rows = None
-  if unlabeled is not None:
-    unlabeled_rows = UnlabeledRows.of(unlabeled, feature_dim=data.feature_dim)
-  options = HeadOptions(
-    balanced=balanced, start=public_start, unlabeled=unlabeled_rows
+  options = _head_options(
+    data, balanced=balanced, start=start, unlabeled=unlabeled
   )
   check_plan(
     head=head,
@@ -295,6 +287,23 @@ def dataset_from_arrays(
     feature_dim=feature_dim,
     num_classes=num_classes,
     unit=unit,
+  )
+
+
+def _head_options(
+  data: PrivateDataset, *, balanced: bool, start: Any, unlabeled: Any
+) -> HeadOptions:
+  """Checks the public arrays that a head may use, and makes options of them."""
+  public_start = None
+  if start is not None:
+    public_start = PublicStart.of(
+      start, num_classes=data.num_classes, feature_dim=data.feature_dim
+    )
+  unlabeled_rows = None
+  if unlabeled is not None:
+    unlabeled_rows = UnlabeledRows.of(unlabeled, feature_dim=data.feature_dim)
+  return HeadOptions(
+    balanced=balanced, start=public_start, unlabeled=unlabeled_rows
   )
 
 

@@ -71,7 +71,7 @@ def unit_rows(
 
   Args:
     parts: all stored rows, in any order.
-    is_own: whether this host sums the units of these ids, [r] → [r].
+    is_own: tells which units of these ids this host sums, [r] → [r].
     unit_weight: W.
     num_classes: K.
     mean_norm: the norm to which means of several rows are brought; None leaves

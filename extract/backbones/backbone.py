@@ -209,12 +209,7 @@ def load_backbone(
         f"--backbone {escaped(name)} decides itself what it returns and how it"
         " computes: leave out --embedding and --compute-dtype."
       )
-    path = None
-    if weights:
-      path = local_weights(weights, weights_sha256)
-    if not isinstance(preprocess, Preprocessing):
-      preprocess = Preprocessing().changed(preprocess)
-    return _load_user_function(name, path, preprocess)
+    return _load_user_function(name, weights, weights_sha256, preprocess)
 
   # A file that was given counts as the published one does: its arrays must be
   # those of the network that the name means, or it is refused.
@@ -331,21 +326,29 @@ def _default_compute_dtype() -> ComputeDtype:
 
 
 def _load_user_function(
-  name: str, weights: pathlib.Path | None, preprocessing: Preprocessing
+  name: str,
+  weights: str | None,
+  weights_sha256: str | None,
+  preprocess: PreprocessConfig | Preprocessing,
 ) -> Backbone:
-  """A function (params, normalized images [b, s, s, 3]) → [b, d] of the user's.
+  """Loads a user's function (params, normalized images [b, s, s, 3]) → [b, d].
 
   `params` are the arrays of the weights file by name, {} without one. The
   function is jitted, so it must be pure.
   """
   place, _, function_name = name.rpartition(":")
-  # Code and weights of the user's own: whatever they raise is told in one line,
-  # as an error of the request.
+  path = None
   params: Arrays = {}
-  weights_sha256 = None
-  if weights is not None:
-    params, weights_sha256 = read_tensors(weights)
-    remember_location(weights_sha256, str(weights))
+  actual_sha256 = None
+  if weights:
+    path = local_weights(weights, weights_sha256)
+    params, actual_sha256 = read_tensors(path)
+    remember_location(actual_sha256, str(path))
+  preprocessing = preprocess
+  if not isinstance(preprocessing, Preprocessing):
+    preprocessing = Preprocessing().changed(preprocessing)
+  # The code is the user's own: whatever it raises is reported in one line, as
+  # an error of the request.
   try:
     function, code_sha256 = user_function.load_function(place, function_name)
     apply = apply_function(function, preprocessing)
@@ -362,10 +365,10 @@ def _load_user_function(
     embedding="what the function returns",
     feature_dim=feature_dim,
     preprocessing=preprocessing,
-    weights_sha256=weights_sha256,
+    weights_sha256=actual_sha256,
     code_sha256=code_sha256,
     compute_dtype=None,
     params=params,
     apply=apply,
-    weights_path=weights,
+    weights_path=path,
   )

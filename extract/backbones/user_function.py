@@ -48,9 +48,9 @@ def check_function(
 ) -> int:
   """Checks that a function embeds every image alone; returns d.
 
-  Were an embedding a function of the other images of its batch, one example
-  would move the rows of others, and no guarantee would hold. One try shows
-  whether the first embedding changes with its neighbor.
+  If an embedding depended on the other images of its batch, one example would
+  move the rows of others, and no guarantee would hold. One try shows whether
+  the first embedding changes with its neighbor.
 
   Args:
     apply: (params, uint8 images [b, s, s, 3]) → [b, d], which is jitted here.

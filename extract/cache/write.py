@@ -253,18 +253,18 @@ def _check_still_ours(
 def write_cache(
   out: str | os.PathLike, info: CacheInfo, blocks: Iterable[Rows]
 ) -> FeatureCache:
-  """Writes embeddings that exist already, in blocks of any size, as a cache.
+  """Writes existing embeddings as a cache, from blocks of any size.
 
   One shard is in memory at a time. The keys of the rows are computed here, from
   the embeddings. A call that failed leaves the directory as it was.
 
   Args:
-    out: a path or a URL that does not exist yet, or where a killed call was;
-      a finished cache of the same rows is given back.
+    out: a path or a URL that does not exist yet, or where a killed call wrote;
+      a finished cache of the same rows is opened and returned.
     info: the metadata; `source_num_examples` is the number of rows.
     blocks: in order, columns embedding and label, `unit_id` if `info` has a
-      unit (which is computed here for distinct images), and `example_id` unless
-      it is the position.
+      unit (for distinct images it is computed here), and `example_id` unless
+      ids are positions.
 
   Returns:
     The finished cache.

@@ -87,12 +87,11 @@ def run_extraction(
   embedder = load_embedder(config)
   print(embedder.backbone.summary, file=sys.stderr)
   info = cache_info(config, source, embedder.backbone)
-  # The listing belongs to the job: a photograph that was added or exchanged
-  # makes it another one, which does not resume this one's shards.
+  # The listing is part of a job's identity: with a photograph added or
+  # exchanged it is another job, which does not resume the shards of this one.
   extra_identity = listing_digest(source)
-  # So does the limit, whatever becomes of images beyond it: a job that read
-  # large ones, and went on by skipping them under a lower limit, would have
-  # those of the shards that were there.
+  # So is the pixel limit. Under a lower limit, a resumed job would skip large
+  # images in new shards, and have those of the shards that exist.
   if config.max_pixels != MAX_PIXELS:
     extra_identity += f", max_pixels {config.max_pixels}"
   cache_job = CacheJob(info=info, extra_identity=extra_identity)
@@ -129,11 +128,11 @@ def _beam_options(flags: Sequence[str]) -> "PipelineOptions | None":
 def _check_all_rows(
   config: ExtractConfig, out: str, shards: Sequence[Shard], info: CacheInfo
 ) -> None:
-  """InputError: an earlier try, which skipped images, has left rows out.
+  """Refuses a cache without rows that an earlier try skipped.
 
-  Which images may be skipped is not part of the job: a job that stopped at a
-  broken image goes on with --on-decode-error skip. The other way round, what
-  was skipped before would be missing without a word.
+  Whether images may be skipped is not part of a job's identity, so that a job
+  that stopped at a broken image can resume with --on-decode-error skip. But a
+  job that resumes without it would silently lack what was skipped before.
   """
   if config.on_decode_error == "skip":
     return

@@ -49,9 +49,9 @@ from oneshot_dp.extract.images import (
 from oneshot_dp.extract.sources.source import Source
 from oneshot_dp.extract.threads import prefetch_map
 
-# More images at once leave the fast memory: on a CPU a ViT-Ti/16 is 1.4 times
-# slower at 64 than at 16, measured; of a v5e the compiler expects 1.2 times as
-# many images/s of a ViT-B/16 at 64 as at 256.
+# Larger batches do not fit into the fast memory. On a CPU, a ViT-Ti/16 is 1.4
+# times slower at 64 than at 16, measured. On a v5e, the compiler expects 1.2
+# times as many images/s from a ViT-B/16 at 64 as at 256.
 IMAGES_PER_DEVICE = {"cpu": 16, "tpu": 64, "gpu": 256}
 _BATCHES_AHEAD = 3
 _MAX_CHUNK = 8
@@ -158,9 +158,9 @@ def embed(
 ) -> Iterator[Batch]:
   """Embeds a range of a source, in order, each example once.
 
-  *Formal guarantees*: an embedding is a function of its image, of its index and
-  of the machine alone: which other images are beside it, or are missing,
-  changes no bit of it.
+  *Formal guarantees*: an embedding is a function of its image, its index and
+  the machine alone. No bit of it depends on other images, or on whether one of
+  them is missing.
 
   Args:
     source: where the examples are.
@@ -284,7 +284,13 @@ def _collect(
 def embed_images(
   source: Source, backbone: Backbone, max_pixels: int = MAX_PIXELS
 ) -> Iterator[Batch]:
-  """Embeds all of a source on the local devices; see `embed`."""
+  """Embeds all images of a source in order, on the local devices; see `embed`.
+
+  Args:
+    source: where the images are.
+    backbone: the network, from `load_backbone`.
+    max_pixels: images that have more are broken.
+  """
   embedder = Embedder(backbone)
   return embed(source, range(len(source)), embedder, max_pixels=max_pixels)
 
@@ -298,8 +304,8 @@ class Job(NamedTuple):
     cache: what identifies the job in the directory.
     source: the images.
     embedder: the backbone on this process's devices.
-    read_part: reads the part of the source that is of a shard, in a process
-      where `source` has no example; None where it has them all.
+    read_part: reads the part of the source that belongs to a shard, in a
+      process where `source` has no examples; None where it has all of them.
   """
 
   out: str
@@ -326,7 +332,7 @@ def load_embedder(config: ExtractConfig) -> Embedder:
 def compute_environment(
   backbone: Backbone, config: ExtractConfig
 ) -> dict[str, Any]:
-  """What decides how embeddings are rounded, beside the kind of device."""
+  """Returns what decides how embeddings are rounded, beside the device."""
   versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
   return {
     "compute_dtype": backbone.compute_dtype,
@@ -346,12 +352,8 @@ def shard_order(info: CacheInfo) -> list[int]:
   return order
 
 
-def _no_check() -> None:
-  """What `extract_shard` calls where nothing can stop it."""
-
-
 def extract_shard(
-  job: Job, index: int, after_batch: Callable[[], None] = _no_check
+  job: Job, index: int, after_batch: Callable[[], object] = lambda: None
 ) -> Shard:
   """Makes a shard, unless it exists, and describes it.
 
@@ -378,11 +380,7 @@ def extract_shard(
   parts = []
   indices = info.shard_range(index)
   batches = embed(
-    source,
-    indices,
-    job.embedder,
-    job.config.views,
-    job.config.max_pixels,
+    source, indices, job.embedder, job.config.views, job.config.max_pixels
   )
   for batch in batches:
     if batch.broken and job.config.on_decode_error == "fail":

@@ -1,4 +1,4 @@
-"""What a worker on Beam does: find its job, and make shards until told to stop.
+"""Work on Beam: a worker finds its job, and makes shards until told to stop.
 
 An engine's log and dashboard show what its elements are, so those are numbers
 of shards alone. All else passes through files in the directory of the cache,

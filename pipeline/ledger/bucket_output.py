@@ -1,4 +1,4 @@
-"""An output at gs:// or s3://: made whole on a disk, then put into the bucket.
+"""Outputs at gs:// or s3://: made whole on a disk, then put into the bucket.
 
 A store has no rename that shows a folder at once. So nothing is put before all
 files are made, and the files that readers look for, receipts and results.json,

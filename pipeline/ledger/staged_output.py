@@ -1,4 +1,4 @@
-"""An output that one process writes, and that is shown only when it is whole.
+"""Outputs that one process writes, and that are shown only when whole.
 
 The files are written into a hidden folder first. That folder belongs to its
 owner alone (mode 0700), and is locked while its process lives: a second process

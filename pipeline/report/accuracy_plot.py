@@ -176,7 +176,7 @@ def _draw(
   figure = Figure(figsize=(inches[0], height), dpi=150, layout="constrained")
   axes = figure.subplots()
   for index, series in enumerate(all_series):
-    # A little aside of one another, so that no bar hides another.
+    # Shifted a little, so that no bar hides another.
     aside = 1.02 ** (index - (len(all_series) - 1) / 2)
     _draw_series(axes, series, index, aside, test)
   epsilons = sorted({r.epsilon for r in rows if math.isfinite(r.epsilon)})

@@ -1,4 +1,4 @@
-"""Tables, pictures and page of a run, made before anything is charged for it.
+"""Rehearses the tables, pictures and page of a run before it is charged.
 
 A sweep that is charged and then fails to draw a picture delivers nothing, and a
 second try would cost as much again. So everything that is written beside the

@@ -1,7 +1,7 @@
-"""A training request, opened, checked and priced: no charge yet.
+"""Plans a run: opens, checks and prices a training request; charges nothing.
 
 Everything that can fail is tried here: numbers, names, roles, rows, memory,
-the disk, the cap. What a plan tells about itself follows from public facts.
+the disk, the cap. What a plan prints about itself follows from public facts.
 """
 
 import dataclasses
@@ -71,8 +71,8 @@ class Plan:
     epsilon: of all that the run releases of the training data, rounded up.
     charge_requests: what the run costs, the training rows first.
     room: bytes of the disk that the run needs at most.
-    notes: what a person is to know about rows that are shared or unusual.
-    identity: everything that makes it this run and no other: PRIVATE.
+    notes: lines for the user about rows that are shared or unusual.
+    identity: what distinguishes this run from all others; PRIVATE.
     is_finished: whether this very run was charged before, and its results are
       in place, so that nothing is left to do.
   """
@@ -201,7 +201,7 @@ def _check_numbers(request: TrainRequest) -> None:
 
 
 def _check_output(request: TrainRequest) -> None:
-  """Refuses a place where what is NOT PRIVATE is not its owner's alone."""
+  """Refuses an output where others could read what is NOT PRIVATE."""
   if request.noise_seed is not None or request.baseline:
     refuse_exposed(request.out)
 

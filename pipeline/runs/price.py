@@ -1,4 +1,4 @@
-"""What a run costs each data set, exactly, before anything is charged."""
+"""Prices a run: what it costs each data set, before anything is charged."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Whether this machine has the memory and the disk for a run."""
+"""Checks that this machine has the memory and the disk for a run."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from oneshot_dp.pipeline.runs.price import Job
 # Bytes of the disk for a receipt, or for the tables and pictures of a run.
 _BYTES_BESIDE_WEIGHTS = 1 << 20
 _MOST_OBJECT_BYTES = 5 << 30
-"""As many as one PUT may have, see `object_store`."""
+"""The most bytes that one PUT may have, see `object_store`."""
 # Bytes of memory, measured on Linux with JAX on the CPU.
 _PROCESS_BYTES = 450 * 2**20
 _BYTES_PER_WEIGHT = 12 * 8

@@ -1,4 +1,4 @@
-"""What a sweep writes beside its heads: tables, pictures, config and page."""
+"""Writes the files of a sweep beside its heads: tables, pictures and page."""
 
 import math
 from collections.abc import Sequence
