@@ -9,7 +9,15 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EmbeddingDtype, SourceConfig
-from oneshot_dp.pipeline.vector_files import CLASS_NAMES, VectorFile
+from oneshot_dp.extract.sources.location import (
+  SPLIT_COLUMN,
+  refuse_several_splits,
+)
+from oneshot_dp.pipeline.vector_files import (
+  CLASS_NAMES,
+  VectorFile,
+  read_column,
+)
 
 MAX_FEATURE_DIM = 1 << 20
 """Width of an embedding: 4 MiB, several times that of any network's layer."""
@@ -80,8 +88,8 @@ def find_columns(
     The names in this file; None for ids and units that it does not have.
 
   Raises:
-    InputError: a column is missing; or there is a unit_id, and no name for
-      what a unit is.
+    InputError: a column is missing; there is a unit_id, and no name for what a
+      unit is; or rows are of several splits.
   """
   # One prefix for all columns: embeddings of train_ with labels of test_ would
   # have as many rows, perhaps, and mean nothing.
@@ -96,10 +104,19 @@ def find_columns(
     example_id=_first_present(file, prefix, ("example_id",)),
     unit_id=_unit_column(file, prefix, request.unit_name),
   )
+  if SPLIT_COLUMN not in columns:
+    _check_splits(file, file.shapes[columns.label])
   if request.unit_name is None:
     _refuse_unused_units(file, split)
     _warn_of_unused_columns(file, prefix, columns)
   return columns
+
+
+def _check_splits(file: VectorFile, shape: tuple[int, ...]) -> None:
+  """InputError: a column says that rows are of several splits."""
+  if file.shapes.get(SPLIT_COLUMN) == shape:
+    values = read_column(file, SPLIT_COLUMN)
+    refuse_several_splits(file.path, values.tolist())
 
 
 def _first_present(

@@ -176,10 +176,7 @@ def import_table(
 
 
 def _shard_rows(feature_dim: int) -> int:
-  """Rows of a shard: the usual number, or fewer of very wide vectors.
-
-  A shard is in memory while it is made.
-  """
+  """Rows of a shard, which memory holds: fewer of very wide vectors."""
   most = _MOST_SHARD_BYTES // (4 * feature_dim)
   return max(1, min(CacheInfo.shard_rows, most))
 
@@ -196,6 +193,11 @@ def _list_files(request: ImportRequest) -> tuple[str, str, list[VectorFile]]:
     for path, file in files.items()
     if "/_" not in f"/{path}" or path in paths
   }
+  if not any(path.lower().endswith(SUFFIXES) for path in listed):
+    raise InputError(
+      f"{request.location!r} has no {' or '.join(SUFFIXES)} of embeddings: of"
+      " images, `oneshot-dp extract` makes a cache."
+    )
   by_split = split_tables(listed, SUFFIXES)
   is_one_npz = len(listed) == 1 and next(iter(listed)).lower().endswith(".npz")
   if is_one_npz:

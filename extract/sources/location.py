@@ -10,7 +10,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract import storage
@@ -24,6 +24,8 @@ from oneshot_dp.extract.sources.listed_files import File, format_names
 _SPLIT_NAMES = frozenset(
   ("train", "training", "test", "testing", "val", "valid", "validation")
 )
+SPLIT_COLUMN = "split"
+"""What a column, or a part of the path, is called that says the split."""
 _NUMBERS = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
 _SHARD = re.compile(r"([^\W_][\w.]*)-\d+-of-\d+[^/]*$")
 _MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -47,6 +49,28 @@ class SplitFiles(NamedTuple):
 def is_split(name: str) -> bool:
   """Whether a name is that of a split (train, test …), and so of no class."""
   return name.lower() in _SPLIT_NAMES
+
+
+def refuse_several_splits(path: str, values: Iterable[Any]) -> None:
+  """Refuses a table that has rows of several splits.
+
+  Args:
+    path: of the table, for the message.
+    values: of its column `split`, one a row.
+
+  Raises:
+    InputError: some rows are of one split (train, test …), some of another.
+  """
+  # Which rows are read follows from the names of files alone, so all would be
+  # one split, and a test set would be trained on.
+  names = {value for value in values if isinstance(value, str)}
+  splits = sorted(name for name in names if is_split(name))
+  if splits and len(names) > 1:
+    raise InputError(
+      f"{path!r} has rows of several splits in its column 'split'"
+      f" ({', '.join(map(ascii, splits))} …): write a file of each, or drop the"
+      " column."
+    )
 
 
 def expand_location(location: Sequence[str]) -> list[str]:

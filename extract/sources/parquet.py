@@ -32,7 +32,11 @@ from oneshot_dp.extract.sources.limits import (
   check_unfolding,
 )
 from oneshot_dp.extract.sources.listed_files import File
-from oneshot_dp.extract.sources.location import partition_columns
+from oneshot_dp.extract.sources.location import (
+  SPLIT_COLUMN,
+  partition_columns,
+  refuse_several_splits,
+)
 from oneshot_dp.extract.sources.parquet_columns import (
   STRINGS,
   column_bytes,
@@ -237,6 +241,10 @@ def parquet_rows(
       units = _column_values(
         content, file.path, root, config.units, len(locations)
       )
+    is_used = SPLIT_COLUMN in (label_column, config.units)
+    if labeled and SPLIT_COLUMN in schema.names and not is_used:
+      splits = read_values(content, file.path, SPLIT_COLUMN)
+      refuse_several_splits(file.path, splits)
   return FileRows(
     column=image,
     locations=locations,

@@ -6,7 +6,13 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.pipeline.import_table import import_table
-from tests.pipeline.vector_tables import K, write_parquet_split
+from tests.pipeline.vector_tables import (
+  K,
+  N,
+  parquet,
+  vectors,
+  write_parquet_split,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +50,34 @@ def test_partitions_of_another_split_are_not_imported():
   cache = import_table(folder, Path("c"), split="train", num_classes=K)
 
   assert cache.info.source_num_examples == 3
+
+
+def test_import_of_a_column_that_says_several_splits_is_refused():
+  embedding, label = vectors()
+  splits = ["train"] * (N - 100) + ["test"] * 100
+  file = parquet(Path("all.parquet"), list(embedding), label, split=splits)
+
+  with pytest.raises(InputError, match=r"several splits .*'test', 'train'"):
+    import_table(file, Path("c"), split="train", num_classes=K)
+
+
+def test_import_of_a_column_that_says_one_split_is_of_all_rows():
+  embedding, label = vectors()
+  splits = ["train"] * N
+  file = parquet(Path("all.parquet"), list(embedding), label, split=splits)
+
+  with pytest.warns(UserWarning, match="'split' not used"):
+    cache = import_table(file, Path("c"), num_classes=K)
+
+  assert cache.info.source_num_examples == N
+
+
+def test_import_of_a_folder_of_images_names_extract():
+  Path("photos/cat").mkdir(parents=True)
+  Path("photos/cat/0.png").write_bytes(b"an image")
+
+  with pytest.raises(InputError, match=r"'photos' has no .* `oneshot-dp extr"):
+    import_table(Path("photos"), Path("c"), num_classes=K)
 
 
 def test_a_file_that_says_its_split_is_of_no_other():

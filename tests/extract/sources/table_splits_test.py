@@ -98,3 +98,19 @@ def test_a_split_that_is_not_plain_is_refused(tmp_path, names, split, message):
   write_named_files(tmp_path, names)
   with refused(message):
     open_dataset(tmp_path, class_names=CLASSES, split=split)
+
+
+def test_a_column_that_says_several_splits_is_refused(tmp_path):
+  columns = {"label": [0, 1, 0], "split": ["train", "train", "test"]}
+  write_table(tmp_path / "pets.parquet", IMAGES[:3], **columns)
+  with refused("several splits in its column 'split' .'test', 'train'"):
+    open_dataset(tmp_path / "pets.parquet", class_names=CLASSES)
+
+
+def test_a_column_that_says_one_split_is_passed_over(tmp_path):
+  columns = {"label": [0, 1, 0], "split": ["train"] * 3}
+  write_table(tmp_path / "pets.parquet", IMAGES[:3], **columns)
+
+  source = open_dataset(tmp_path / "pets.parquet", class_names=CLASSES)
+
+  assert images_of(source) == IMAGES[:3]
