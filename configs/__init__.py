@@ -1,1 +1,1 @@
-"""What to run: the settings of both stages."""
+"""The settings of both stages, as frozen dataclasses, and the errors."""

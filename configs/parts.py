@@ -54,7 +54,7 @@ class Part:
     if bounds is not None:
       return cls(int(bounds[1] or 0), int(bounds[2] or 100))
     # A part by positions, as in Python, would let one row move others across
-    # the border. Whoever typed one is told the percentages instead.
+    # the border. The error suggests the percentages instead.
     suggestion = ":80%"
     inner = text.strip(" []")
     if re.fullmatch(r"\d*%?\s*:\s*\d*%?", inner):

@@ -124,7 +124,7 @@ class FileTable(Sequence[File]):
       yield from self._decode(rows)
 
   def select(self, is_kept: Bool[np.ndarray, " n"]) -> "FileTable":
-    """The files of which `is_kept` is true."""
+    """Returns the files for which `is_kept` is true."""
     return self._at(is_kept)
 
   def below(self, prefix: str) -> "FileTable":
@@ -222,7 +222,7 @@ def _starts_of(lengths: Int32[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
 
 
 def _sorted(table: FileTable) -> FileTable:
-  """The same files in the order of their paths; RunError: one is there twice.
+  """Sorts files by their paths; RunError: one is there twice.
 
   S3's directory buckets list their names in no order.
   """

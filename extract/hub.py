@@ -153,7 +153,7 @@ def _dataset_errors(location: str) -> Iterator[None]:
 
 
 def first_paragraph(error: Exception) -> str:
-  """What happened, on one line; the client's errors go on for longer."""
+  """Returns the first paragraph of a client's error, on one line."""
   paragraph = str(error).split("\n\n")[0]
   return escaped(" ".join(paragraph.split()))[:300].rstrip(".")
 

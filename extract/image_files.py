@@ -54,7 +54,7 @@ IMAGE_SUFFIXES: tuple[str, ...] = (
   ".gif",
   ".avif",
 )
-"""What the names of image files end in, in lower case."""
+"""Suffixes of image files, in lower case."""
 # A closed list: Pillow's other readers (PostScript, PDF, …) run more code on
 # bytes that nobody has looked at than a data set of photographs needs.
 _FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "AVIF")
@@ -67,11 +67,11 @@ Image.MAX_IMAGE_PIXELS = None
 
 
 class DecodeError(ValueError):
-  """Why some bytes are not an image that can be read in full."""
+  """Some bytes are not an image, or not one that can be read in full."""
 
 
 class DecodedImage(NamedTuple):
-  """What an image file holds.
+  """A decoded image file.
 
   Attributes:
     pixels: RGB, upright.
@@ -83,7 +83,7 @@ class DecodedImage(NamedTuple):
 
 
 def reading_advice(suffixes: set[str]) -> str:
-  """What to do about photographs of these suffixes, which are not read."""
+  """Advises what to do about photographs with suffixes that are not read."""
   advice = "convert them to JPEG or PNG"
   if suffixes & set(_HEIC_SUFFIXES):
     advice += f", or {_HEIC_ADVICE}"
@@ -91,7 +91,7 @@ def reading_advice(suffixes: set[str]) -> str:
 
 
 def peak_bytes(image: bytes, max_pixels: int) -> int:
-  """How much memory it takes to decode an image, by its header.
+  """Estimates the memory that decoding an image takes, by its header.
 
   Args:
     image: the bytes of an image file, of which only the header is read.
@@ -128,7 +128,7 @@ def decode_file(image: bytes, bit_depth: int | None) -> DecodedImage:
 
   Args:
     image: the bytes of the file.
-    bit_depth: how many bits of 16-bit samples are used; None where nobody says.
+    bit_depth: how many bits of 16-bit samples are used; None if not known.
 
   Raises:
     DecodeError: the bytes are damaged or cut short, or the samples are not of
@@ -167,7 +167,7 @@ def _cannot_be_decoded(error: Exception) -> DecodeError:
 
 
 def _unreadable(image: bytes) -> DecodeError:
-  """Says that bytes are of no format that is read, and of which if known."""
+  """Returns an error that names the format of unreadable bytes, if known."""
   message = (
     f"{len(image)} bytes that are not a readable {', '.join(_FORMATS)} image"
   )
@@ -231,7 +231,7 @@ def _decode_with_pillow(
 def _rgb_of_16_bits(
   image: bytes, opened: ImageFile.ImageFile, bit_depth: int | None
 ) -> UInt8[np.ndarray, "h w 3"]:
-  """A PNG of 16 bits per sample, of which the highest eight used are kept.
+  """Decodes a PNG of 16 bits per sample, keeping the highest eight in use.
 
   Cameras and scanners of 10, 12 or 14 bits store their numbers as they are, in
   samples of 16 bits, and programs those of 8. Read as 16 bits they are nearly
@@ -242,8 +242,8 @@ def _rgb_of_16_bits(
   depth.
 
   Raises:
-    DecodeError: nearly all samples are so small, and nobody says how many bits
-      are used; or many need more bits than somebody says.
+    DecodeError: nearly all samples are that small, and `bit_depth` is None; or
+      many need more bits than `bit_depth`.
   """
   raw_mode = str(opened.tile[0].args)
   high = _rgb(opened)
@@ -303,7 +303,7 @@ def _repeated(gray: UInt8[np.ndarray, "h w"]) -> UInt8[np.ndarray, "h w 3"]:
 
 
 def _rgb(image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
-  """Its pixels in RGB, some rows at a time: Pillow's take four bytes each."""
+  """Converts to RGB, some rows at a time: Pillow takes four bytes per pixel."""
   image.load()
   # Otherwise Pillow warns that convert() will not blend, which is the intent.
   image.info.pop("transparency", None)

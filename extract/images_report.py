@@ -1,4 +1,4 @@
-"""What is at a location of images, as `inspect` prints it."""
+"""The report of `inspect` about a location of images."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ class ImagesReport:
     return "\n".join(lines)
 
   def escaped(self) -> "ImagesReport":
-    """The same, as a terminal may show it."""
+    """Returns the report with control characters escaped."""
     return dataclasses.replace(
       self,
       location=escaped(self.location, but=""),

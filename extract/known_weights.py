@@ -1,9 +1,9 @@
 """Where weights files are on this machine, by their SHA-256.
 
-A head states the SHA-256 of its backbone's weights and not their place, which
-is nobody else's business. `extract --weights FILE` therefore notes the place in
+A head states the SHA-256 of its backbone's weights and not their location,
+which may be private. `extract --weights FILE` therefore notes the location in
 the user's state folder, outside of every cache, so that `predict` and `export`
-find the file again without being told.
+find the file again without a flag.
 """
 
 import contextlib

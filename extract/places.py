@@ -15,7 +15,7 @@ from oneshot_dp.extract.files import MOST_BYTES
 from oneshot_dp.extract.storage import Store
 
 _SAME_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
-"""What other programs call the stores."""
+"""Schemes by which other programs name the stores."""
 _SCHEME = re.compile(r"([a-z][a-z0-9]*):/{2,}(.*)", re.IGNORECASE | re.DOTALL)
 
 
@@ -60,16 +60,22 @@ def normalize(word: str) -> str:
 
 
 def parse_place(word: str) -> pathlib.Path:
-  """The place that a word of the command line names; see `normalize`.
+  """Returns the place that a word of the command line names; see `normalize`.
 
-  URLs of other stores keep their slashes, too: whoever opens them refuses them.
+  URLs of other stores keep their slashes; they are refused when opened.
   """
   place = normalize(word)
   return Url(place) if _SCHEME.fullmatch(place) else pathlib.Path(place)
 
 
 def as_place(place: str | os.PathLike) -> pathlib.Path:
-  """The same of an argument; a pathlib.Path of a URL has lost a slash."""
+  """Returns the place that an argument names.
+
+  A pathlib.Path of a URL has lost a slash, which is put back.
+
+  Args:
+    place: a word, a path, or a `Url`.
+  """
   if isinstance(place, Url):
     return place
   text = os.fspath(place)

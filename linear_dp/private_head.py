@@ -151,7 +151,7 @@ class PrivateHead:
   def score(self, embeddings: Any, labels: Any) -> float:
     """Returns the share of correct classes; as private as the rows are.
 
-    No noise is added: of private rows, this number is for nobody else's eyes.
+    No noise is added: on private rows, the number must not be published.
 
     Args:
       embeddings: see `logits`.

@@ -51,7 +51,7 @@ def exact_sum(
   on_devices = NamedSharding(rows.mesh, DATA)
   on_all = NamedSharding(rows.mesh, SAME)
   # The left factors and their products with rows need 53 bits, and JAX has
-  # 32-bit numbers unless it is told otherwise.
+  # 32-bit numbers unless x64 is enabled.
   with jax.enable_x64(True):
     # None stays None: an option that a statistic is not given.
     given = jax.device_put(jax.tree.map(np.asarray, public), on_all)

@@ -37,7 +37,7 @@ class ImportRequest(NamedTuple):
 
   @property
   def source_config(self) -> SourceConfig:
-    """The same for the code of `extract`."""
+    """The request in the form that the code of `extract` takes."""
     return SourceConfig(
       location=(self.location,),
       num_classes=self.num_classes,

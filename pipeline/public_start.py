@@ -65,7 +65,7 @@ def read_start(path: Path, info: CacheInfo) -> PublicStart:
 
 
 def _start_of(path: Path, content: bytes) -> VectorFile:
-  """Opens an npz of which these are the bytes; its digest is of the same."""
+  """Opens an npz that was read into memory; its digest is of these bytes."""
 
   @contextlib.contextmanager
   def open_content() -> Iterator[BinaryIO]:

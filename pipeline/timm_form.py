@@ -165,7 +165,7 @@ def _check_timm_has_it(backbone: Backbone, *, is_vit: bool) -> None:
 
 
 def _crop(images: Preprocessing) -> dict[str, Any]:
-  """How timm resizes and crops to get the same pixels.
+  """Returns timm's settings by which it resizes and crops to the same pixels.
 
   timm resizes the shorter side to floor(side / crop_pct), and crops the middle.
   """

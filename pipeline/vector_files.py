@@ -30,7 +30,7 @@ from oneshot_dp.extract.sources.location import partition_columns
 from oneshot_dp.extract.sources.npz import check_header
 
 SUFFIXES = (".npz", ".parquet")
-"""What the names of files of embeddings end in."""
+"""Suffixes of files of embeddings, in lower case."""
 CLASS_NAMES = "class_names"
 """The array of an npz that names the classes."""
 
@@ -300,8 +300,8 @@ class ParquetVectors:
   ) -> Iterator[Any]:
     """Yields a column of a row group, some rows at a time.
 
-    Arrow cannot read vectors of a fixed size of which one is missing. So the
-    rows of such a group are read one by one, until one fails, and it is named.
+    Arrow cannot read vectors of a fixed size if one is missing. The rows of
+    such a group are then read one by one, and the first that fails is named.
     """
     import pyarrow as pa
 

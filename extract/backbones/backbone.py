@@ -72,8 +72,8 @@ class Backbone:
   @property
   def identity(self) -> dict[str, Any]:
     """Everything that decides its embeddings, as plain JSON values."""
-    # The place of the weights is not here: the same file elsewhere is the same
-    # network, and where it lies is nobody else's business.
+    # The location of the weights is left out: the same file elsewhere is the
+    # same network, and the location may be private.
     preprocess: dict[str, Any] = dataclasses.asdict(self.preprocessing)
     for field in ("mean", "std"):
       preprocess[field] = list(preprocess[field])
@@ -262,7 +262,7 @@ def load_backbone(
 
 
 def default_preprocessing(spec: BackboneSpec) -> Preprocessing:
-  """How images were prepared when the published weights were trained."""
+  """Returns how images were prepared when the weights were trained."""
   return Preprocessing(
     image_size=spec.image_size,
     resize=spec.resize,
@@ -276,7 +276,7 @@ def default_preprocessing(spec: BackboneSpec) -> Preprocessing:
 def _preprocessing_of_weights(
   spec: BackboneSpec, location: str, path: pathlib.Path
 ) -> tuple[Preprocessing, str]:
-  """How images are prepared for a weights file, and what says so."""
+  """Finds how images are prepared for a weights file, and what states it."""
   by_name = default_preprocessing(spec)
   published = published_preprocessing(location, path)
   if published is None:

@@ -224,7 +224,7 @@ def adapt_weights(network: NormFree, arrays: Arrays, image_size: int) -> Arrays:
 
 
 def _scales(module: str, network: NormFree) -> tuple[float, float]:
-  """What multiplies a convolution's input, and its output."""
+  """Returns the factors of a convolution's input and output."""
   # Those two see no activation and are no residual branch.
   if network.kind == "nfnet" and module in ("stem.conv1", "final_conv"):
     return 1.0, 1.0

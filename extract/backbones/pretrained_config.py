@@ -2,7 +2,7 @@
 
 A backbone's name says how images of its published weights are prepared. Other
 weights of the same network may need other means or another crop, and nothing
-would fail without them: accuracy would be lower, without a word. timm writes
+would fail without them: accuracy would silently be lower. timm writes
 beside every model.safetensors of its own a config.json that says what it needs.
 """
 

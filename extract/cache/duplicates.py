@@ -1,8 +1,8 @@
 """Rows of one cache that have the same image, and what is wrong with them.
 
 ε is about one row. An image that is there k times moves a sum k times as far:
-ε = 2 at δ = 1e-5 is 4.40 for an image that is there twice. So whoever holds a
-cache is told how many such rows there are. All of it is PRIVATE.
+ε = 2 at δ = 1e-5 is 4.40 for an image that is there twice. So the holder of a
+cache gets to know how many such rows there are. All of it is PRIVATE.
 """
 
 from collections.abc import Sequence
@@ -195,7 +195,7 @@ def _equal_ids(ids: Sequence[int]) -> str:
 
 
 def _advice(duplicates: Duplicates, info: CacheInfo, what: str) -> str:
-  """What the duplicates mean for ε, and what to do about it."""
+  """Says what the duplicates mean for ε, and what to do about them."""
   # What protects an image that is there twice is a unit that has both rows.
   if info.unit == DISTINCT_IMAGE:
     return "all rows of one are protected together"

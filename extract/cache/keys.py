@@ -108,7 +108,7 @@ def direction_keys(
 
 
 class _Projection(NamedTuple):
-  """Which values of an embedding go into which bucket.
+  """The values of an embedding that are summed into each bucket.
 
   Attributes:
     columns: indices of values, int [buckets, values per bucket].
@@ -135,7 +135,7 @@ def _projection(d: int) -> _Projection:
 
 
 def in_part(part: Part, rows: Rows) -> Bool[np.ndarray, " rows"]:
-  """Which rows are in a part, by their images or, if they have them, by units.
+  """Tells which rows are in a part, by their units or else by their images.
 
   *Formal guarantee*: whether a row is in a part is a function of its own image
   key alone or, where each row has one unit, of its `unit_id` alone. So all rows

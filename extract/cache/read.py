@@ -204,7 +204,7 @@ def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
 
 def _not_a_cache(store: storage.Store) -> InputError:
   """An error that says what is there instead of a finished cache."""
-  # Here, since whoever trains needs no readers of images.
+  # Imported here, since training needs no readers of images.
   from oneshot_dp.extract.image_files import IMAGE_SUFFIXES
 
   place = store.display_path()
@@ -213,7 +213,7 @@ def _not_a_cache(store: storage.Store) -> InputError:
     return InputError(
       f"{place}: no such directory, or it is empty; give a cache."
     )
-  # Whoever names the wrong folder is told what it is, and what to give instead.
+  # The error says what the folder is, and what to give instead.
   if any(name.startswith("job.") for name in names):
     return InputError(
       f"{place} is not a finished cache (no {INFO_FILE}): run its extraction"

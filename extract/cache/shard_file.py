@@ -1,4 +1,4 @@
-"""One shard of a cache: a file of blocks of rows that is written once.
+"""Encodes, writes and reads a shard: a file of blocks of rows, written once.
 
 Rows are encoded in memory (`encode_shard`), and put under their final name
 unless that name is taken (`put_shard`). `read_shard` reads one back, no matter
@@ -161,7 +161,7 @@ def encode_shard(rows: Rows, job: CacheJob, index: int) -> tuple[Shard, bytes]:
 
 
 def _encode_block(rows: Rows, job: CacheJob, start: int) -> bytes:
-  """One record: the rows from `start` on, and the digest of their job."""
+  """Encodes a record: the rows from `start` on, and the digest of their job."""
   # The digest is in every record: a shard of another job is recognized by
   # itself, whatever file says what should be there.
   values = {JOB_COLUMN: bytes.fromhex(job.digest)}

@@ -48,8 +48,7 @@ from oneshot_dp.extract.cache.shard_file import (
 )
 
 JOB_FILE = "job.json"
-"""Its name begins with "job.", as those of all files do that a finished cache
-does not have."""
+"""Names of files that a finished cache does not have begin with "job."."""
 _SHOWN_DIFFERENCES = 3
 _WORDS_OF_FIELDS = {"source_num_examples": "the number of images"}
 _SHOWN_CHARACTERS = 60
@@ -85,7 +84,7 @@ def start_or_resume(out: str, job: CacheJob) -> bool:
 
 
 def _identity(job: CacheJob) -> dict[str, Any]:
-  """What tells a job from others: public metadata, and a digest of it all."""
+  """Returns what identifies a job: public metadata, and a digest of it all."""
   return job.info.public() | {"job": job.digest}
 
 

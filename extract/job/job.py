@@ -214,7 +214,7 @@ def _absolute_path(place: str) -> str:
 
 
 def _absolute_backbone(name: str) -> str:
-  """The same of FILE.py:FUNCTION; names of backbones stay."""
+  """FILE.py:FUNCTION with an absolute path; names of backbones stay."""
   file, colon, function = name.rpartition(":")
   if not colon:
     return name

@@ -46,9 +46,9 @@ from oneshot_dp.extract.job.shard import Job, shard_order
 LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 """The runner that works in this process, or in others of this machine."""
 DRAIN_SECONDS = 30
-"""How long the engine gets to come to the end after the stop file."""
+"""How long the engine may take to end after the stop file was written."""
 CANCEL_SECONDS = 20
-"""How long the engine's own cancelling gets after that."""
+"""How long the engine's own canceling may take after that."""
 _POLL_SECONDS = 1.0
 _LOOK_SHARE = 0.05
 """The directory is listed to move the bar. Stores charge for that, so it takes

@@ -1,4 +1,4 @@
-"""One unit of work: a range of the source becomes one shard of the cache.
+"""Makes a shard of the cache from a range of the source: one unit of work.
 
 Threads decode and resize ahead of the devices, which see one shape of batch
 only. The place of an image in its batch follows from its index, and an image

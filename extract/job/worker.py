@@ -277,7 +277,7 @@ def load_job(out: str, run: str) -> Job:
 
 
 def _read_section(out: str, run: str, section: Section) -> bytes:
-  """What is listed of a shard; RunError: it is not there any more."""
+  """Reads the listing of a shard; RunError: it does not exist any more."""
   store = storage.store_at(out)
   name = f"job.{_piece_name(run, section.piece)}"
   with contextlib.suppress(FileNotFoundError):

@@ -89,11 +89,11 @@ def describe_images(
     if len(paths) == 1:
       files = _sound_files(paths[0], report)
   if any(is_image(file.path) for file in files):
-    found = _describe_folder(config, paths[0], files, report)
+    sources = _describe_folder(config, paths[0], files, report)
   else:
-    found = _describe_tables(config, paths, files, report)
+    sources = _describe_tables(config, paths, files, report)
   report.warnings += left_out_warnings(report.passed_over)
-  _scan_images(found, report, bit_depth, max_pixels)
+  _scan_images(sources, report, bit_depth, max_pixels)
   return report.escaped()
 
 
@@ -117,7 +117,7 @@ def _files_of(dataset: hub.HubDataset, folder: str) -> list[File]:
   return files
 
 
-class _Found(NamedTuple):
+class _Sources(NamedTuple):
   """All images of a location, and those of its splits that can be extracted."""
 
   images: list[Source]
@@ -126,7 +126,7 @@ class _Found(NamedTuple):
 
 def _describe_folder(
   config: SourceConfig, root: str, files: Sequence[File], report: ImagesReport
-) -> _Found:
+) -> _Sources:
   """Adds what an extraction would make of a folder."""
   images = [file for file in files if is_image(file.path)]
   others = [file.path for file in files if not is_image(file.path)]
@@ -142,15 +142,15 @@ def _describe_folder(
   sound = make_table(file for file in files if file not in strays)
   labeled: list[Source] = []
   for split in splits or [None]:
-    asked = dataclasses.replace(config, split=split)
+    split_config = dataclasses.replace(config, split=split)
     try:
-      labeled.append(open_folder(asked, root, sound))
+      labeled.append(open_folder(split_config, root, sound))
     except (InputError, RunError) as error:
       _add_error(error, report)
   for source in labeled:
     _count_labels(source, report)
   whole = [listed_files.join_folder(root, file) for file in images]
-  return _Found([images_of(whole)], labeled)
+  return _Sources([images_of(whole)], labeled)
 
 
 def _describe_tables(
@@ -158,7 +158,7 @@ def _describe_tables(
   paths: Sequence[str],
   files: Sequence[File],
   report: ImagesReport,
-) -> _Found:
+) -> _Sources:
   """Adds what an extraction would make of tables."""
   tables = [file.path for file in files if is_table(file.path)]
   for file in files:
@@ -178,7 +178,7 @@ def _describe_tables(
     splits = splits or [None]
   except InputError as error:
     report.faults.append(str(error))
-    return _Found([], [])
+    return _Sources([], [])
   for place in places:
     try:
       file = listed_files.file_at(place)
@@ -193,7 +193,7 @@ def _describe_tables(
   labeled: list[Source] = []
   if parts:
     labeled = _describe_splits(config, splits, report)
-  return _Found(parts, labeled)
+  return _Sources(parts, labeled)
 
 
 def _refuse_no_tables(folder: str, names: Sequence[str]) -> None:
@@ -210,9 +210,9 @@ def _describe_splits(
   """Adds the classes and owners of each split of tables."""
   labeled: list[Source] = []
   for split in splits:
-    asked = dataclasses.replace(config, split=split)
+    split_config = dataclasses.replace(config, split=split)
     try:
-      labeled.append(open_source(asked))
+      labeled.append(open_source(split_config))
     except (InputError, RunError) as error:
       _add_error(error, report)
   for source in labeled:
@@ -268,13 +268,13 @@ class _AllImages:
 
 
 def _scan_images(
-  found: _Found,
+  sources: _Sources,
   report: ImagesReport,
   bit_depth: int | None,
   max_pixels: int,
 ) -> None:
-  """Adds what all images are like: broken, of which size, which are equal."""
-  images = _AllImages(found.images)
+  """Adds what decoding all images shows: faults, sizes and duplicates."""
+  images = _AllImages(sources.images)
   total = len(images)
   # Threads write to different rows of these arrays, so no lock is needed. Rows
   # of broken images stay zero in both.
@@ -312,7 +312,7 @@ def _scan_images(
   for group in groups:
     names = [images.name_of(index) for index in group]
     report.duplicates.append(" = ".join(names))
-  report.label_conflicts = _label_conflicts(images, groups, found.splits)
+  report.label_conflicts = _label_conflicts(images, groups, sources.splits)
 
 
 def _label_conflicts(

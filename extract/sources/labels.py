@@ -134,7 +134,7 @@ def _known_labels(names: Sequence[str], are_indices: bool) -> dict[Any, int]:
   for label, name in enumerate(names):
     known[name] = label
   # Labels may be names or numbers. Where they could be both, one of the two
-  # rules would put some rows into the wrong class without a word.
+  # rules would silently put some rows into the wrong class.
   numbers = [_number_of(name) for name in names]
   are_numbers = [number is not None for number in numbers]
   if are_indices:

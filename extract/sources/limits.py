@@ -1,4 +1,4 @@
-"""How much of a file is ever in memory: one rule for all readers.
+"""Bounds on how much of a file is ever in memory, for all readers.
 
 What a file unfolds to is bounded before it is unfolded. A file of a few
 kilobytes may claim, or really have, gigabytes of zeros, or a single cell that a

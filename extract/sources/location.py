@@ -230,7 +230,7 @@ def split_tables(
 
 
 def advice(suffixes: Sequence[str]) -> str:
-  """What a location may be, for messages."""
+  """Says what a location may be, for messages."""
   return (
     "give a folder of a folder of images for each class, or files that end in"
     f" {', '.join(suffixes)}"

@@ -218,7 +218,7 @@ def _shared_units(
 
 
 def _advice_about(stray: str, images: Sequence[str]) -> str:
-  """What to do about a path in a table that no image has."""
+  """Advises what to do about a path in a table that no image has."""
   # Most often the folder of the class was left out.
   file_name = posixpath.basename(stray)
   for image in images:

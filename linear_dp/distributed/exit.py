@@ -28,7 +28,7 @@ class LostHostExit:
   """Ends the process with one line when another host is lost.
 
   Attributes:
-    message: what a person is told if another host is lost from now on.
+    message: the line that is printed if another host is lost from now on.
   """
 
   def __init__(self):

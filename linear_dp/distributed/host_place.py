@@ -72,7 +72,8 @@ class HostPlace:
       return self.coordinator_address
     from jax._src.clusters import ClusterEnv  # has no public name
 
-    # JAX would find it out by itself, and tell nobody if the hosts do not meet.
+    # JAX would find it out by itself, but the address is needed for the error
+    # if the hosts do not meet.
     address, *_ = ClusterEnv.auto_detect_unset_distributed_params(
       None, self.count, self.index, None, None, seconds
     )

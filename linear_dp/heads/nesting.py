@@ -11,7 +11,7 @@ from oneshot_dp.linear_dp.heads.whitening import Whitening
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NestingWeights:
-  """How much a head counts for what was released before, and what is new.
+  """How a head weighs the releases of the head before and its own.
 
   Attributes:
     earlier: what the steps of the head before are multiplied by.

@@ -40,7 +40,7 @@ Coins = Bool[np.ndarray, " m"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Canaries:
-  """Which canaries there are, and the real rows that they are hidden among.
+  """The canaries of an audit, and the real rows that they are hidden among.
 
   Attributes:
     count: m.

@@ -233,7 +233,7 @@ def command_parser(
 
 
 def _usage_line(name: str, arguments: Sequence[_Argument]) -> str:
-  """What must be typed at least."""
+  """The usage line: the arguments that are required."""
   words = [f"{PROGRAM} {name}"]
   for argument in arguments:
     if argument.is_required:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
   from oneshot_dp.pipeline.runs.evaluation import Scores
 
 _CLASSES_SHOWN = 10
-"""As many as a person reads."""
+"""How many of the weakest classes are listed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

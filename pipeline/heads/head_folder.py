@@ -49,7 +49,7 @@ RELEASES_FILE = "releases.safetensors"
 CARD_FILE = "README.md"
 _MOST_RECEIPT_BYTES = 1 << 28
 _HEADER_BYTES = 1 << 20
-"""What a file of tensors may have beside its numbers."""
+"""Bytes that a file of tensors may have beside its numbers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -295,7 +295,7 @@ def _write_new_file(path: Path, content: bytes, *, is_private: bool) -> None:
 
 
 def _describe_no_head(folder: Path) -> str:
-  """What a folder is that has no receipt, for messages."""
+  """Describes a folder that has no receipt, for messages."""
   if places.exists(folder / "results.json"):
     return "is a run of several heads, each in a folder of its own"
   # A store has no folders that could exist.
@@ -344,7 +344,7 @@ def _read_weights(folder: Path, stated: Mapping[str, Any]) -> LinearHead:
 def _read_releases(
   folder: Path, stated: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-  """What a larger ε continues from; see `TrainedHead.state`."""
+  """Reads what a larger ε continues from; see `TrainedHead.state`."""
   d = stated["feature_dim"]
   k = stated["num_classes"]
   # A statistic is kept once, as the average of its releases, however many

@@ -167,7 +167,7 @@ def earlier_head(
 def _difference_to_ledger(
   saved: SavedHead | None, ledger: Ledger, released: ReleasedHead | None
 ) -> str:
-  """How a head differs from what was released and paid for; "" if in nothing.
+  """Says how a head differs from what was released and paid for; "" if not.
 
   `saved` is None where the head's files are damaged.
   """
@@ -195,7 +195,7 @@ def _difference_to_ledger(
 def _difference_to_request(
   saved: SavedHead, cache: FeatureCache, delta: float
 ) -> str:
-  """How a head differs from one that this run could continue from."""
+  """Says why this run cannot continue from a head; "" if it can."""
   expected = {
     "cache_fingerprint": (cache.info.fingerprint, "it is of another cache"),
     "private": (True, f"it is {NOT_PRIVATE}"),

@@ -41,7 +41,7 @@ WEIGHTS_FILE = "head.safetensors"
 RECEIPT_FILE = "receipt.json"
 _MOST_WEIGHTS_BYTES = 1 << 34  # `train` refuses to make so many
 _LEDGER_BYTES_OF_CHARGE = 1 << 16
-"""What a charge and its note take in the ledger at most, without keys."""
+"""The most bytes of a charge and its note in the ledger, without keys."""
 
 
 def output_at(out: Path, ledger: Path | None = None) -> StagedOutput:

@@ -156,7 +156,7 @@ def digest_of_rows(requests: Sequence[ChargeRequest]) -> str:
 def count_shared(
   one: Keys, other: Keys, kinds: Sequence[str] = ROW_KEY_KINDS
 ) -> int:
-  """How many rows (or units) two sets of keys have in common, at least.
+  """Counts the rows (or units) that two sets of keys have in common, at least.
 
   Different kinds of keys may find different copies; the largest count is taken.
 
@@ -230,7 +230,7 @@ def remaining_epsilon(cap: Cap, spent_mu_squared: Fraction) -> float:
 
 
 def describe_remaining(cap: Cap, spent_mu_squared: Fraction) -> str:
-  """What is left of a cap, in words.
+  """Says what is left of a cap.
 
   Args:
     cap: the cap of a data set.

@@ -331,7 +331,7 @@ def _check_format(path: Path, connection: sqlite3.Connection) -> None:
 def _readable_error(
   path: Path, error: sqlite3.Error, if_it_fails: str
 ) -> Exception:
-  """What an error of SQLite means for the ledger."""
+  """Translates an error of SQLite."""
   # (Not every error of the module has a code.)
   code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
   if code in _DAMAGED:

@@ -126,7 +126,7 @@ def charts_of(rows: Sequence[HeadRow], test: EvaluationSet) -> list[str]:
 
 
 def _in_words(rows: Sequence[HeadRow]) -> str:
-  """What the picture shows, for people who cannot see it."""
+  """Describes the picture for people who cannot see it."""
   phrases = []
   for (head, epsilon), draws in group_draws(rows).items():
     mean = 100 * statistics.mean(row.top1 for row in draws)
@@ -281,7 +281,7 @@ def _set_accuracy_axis(axes: Axes, how: str) -> None:
 
 
 def _explanation(draws: int, is_wide: bool) -> str:
-  """What points and bars are, for the legend's title."""
+  """Explains points and bars, for the legend's title."""
   bars = "bars: 95 % intervals of the test set"
   if draws == 1:
     return bars

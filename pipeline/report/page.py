@@ -38,7 +38,7 @@ from oneshot_dp.pipeline.report.saved_run import Run, RunFacts, read_run
 PAGE = "report.html"
 _MAX_LISTED_CLASSES = 60
 _WEAKEST_CLASSES = 30
-"""How many have a line each where there are more than `_MAX_LISTED_CLASSES`."""
+"""How many classes are listed if there are more than `_MAX_LISTED_CLASSES`."""
 _MAX_MATRIX_CLASSES = 12
 """A confusion matrix of more classes cannot be read on a page."""
 _LISTED_CONFUSIONS = 20
@@ -200,7 +200,7 @@ def _scored_values(
   chosen: Sequence[HeadRow],
   private_rows: Sequence[HeadRow],
 ) -> dict[str, Any]:
-  """What only a run has: accuracies, and what they were measured on."""
+  """Returns the values that only a run has: accuracies and their test set."""
   # Of a checked receipt, and not of results.json, which anybody may have
   # edited.
   class_names = run.receipts[chosen[0].path]["stated"]["class_names"]
@@ -285,7 +285,7 @@ def _choose_draws(rows: Sequence[HeadRow]) -> list[HeadRow]:
 def _head_lines(
   rows: Sequence[HeadRow], facts: RunFacts, chosen: Sequence[HeadRow]
 ) -> list[_HeadLine]:
-  """One line for the draws of each kind of head and ε."""
+  """Makes a line for the draws of each kind of head and ε."""
   test = facts.evaluation.evaluation_set
   lines = []
   # Draws of one kind and ε have the same noise multiplier, so the first one's

@@ -368,7 +368,7 @@ def _judge_unlabeled(
 
 
 def _count_different_rows(keys: Keys) -> int:
-  """How many different rows there are, by the kind of key that knows fewest.
+  """Counts different rows, by the kind of key that recognizes the fewest.
 
   Many copies of one private row are one row of one, and not few of many.
   """
