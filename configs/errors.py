@@ -114,6 +114,14 @@ def check_num_classes(num_classes: int, place: str) -> None:
 
 
 def check_positive(name: str, value: int | None) -> None:
-  """Raises InputError for a number below 1; None was not given, and passes."""
+  """Checks that a number is at least 1, if it was given.
+
+  Args:
+    name: the flag or field, for the message.
+    value: the number; None was not given, and passes.
+
+  Raises:
+    InputError: it is below 1.
+  """
   if value is not None and value < 1:
     raise InputError(f"{name}={value} must be at least 1.")

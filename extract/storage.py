@@ -105,9 +105,6 @@ def _remote(scheme: str, bucket: str, folder: str) -> Store:
 def list_files(store: Store) -> dict[str, tuple[int, str]]:
   """Lists all files of a store, at any depth; none if it does not exist.
 
-  Args:
-    store: the folder.
-
   Returns:
     For each name, sorted: bytes, and a version that tells the file from a later
     one of the same name. On a disk, what cannot be read has -1 bytes (see
@@ -138,7 +135,7 @@ def folder_names(store: Store) -> list[str]:
 
 
 def state(store: Store, name: str) -> tuple[int, str]:
-  """Bytes and version of one file; FileNotFoundError: it does not exist."""
+  """Returns bytes and version of a file; FileNotFoundError: there is none."""
   if store.remote is not None:
     metadata = _call(store, name, "read", lambda client: client.head(name))
     return metadata["size"], version_of(metadata)
@@ -309,7 +306,13 @@ def remove(store: Store, names: Iterable[str]) -> None:
 
 
 def seekable(store: Store, name: str, size: int) -> BinaryIO:
-  """Opens a file of which a library reads only the parts that it needs."""
+  """Opens a file for a library that reads only the parts that it needs.
+
+  Args:
+    store: the folder.
+    name: the file.
+    size: its bytes, as they were listed.
+  """
   if store.remote is None:
     return files.open_regular(store.path(name))
 

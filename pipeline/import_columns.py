@@ -214,7 +214,12 @@ def embedding_blocks(
 ) -> Iterator[np.ndarray]:
   """Yields the vectors of a file in blocks, float [r, d].
 
-  InputError: they are not.
+  Args:
+    file: the open file.
+    columns: the names of its columns.
+
+  Raises:
+    InputError: they are not floats [r, d], or too wide.
   """
   import ml_dtypes
 

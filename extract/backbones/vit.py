@@ -172,7 +172,7 @@ class ViT(nn.Module):
 
 
 def patches_of(images: Images, patch: int) -> Float32[Array, "b g g p p 3"]:
-  """Cuts images into squares of `patch` pixels; a rest at the edges is left."""
+  """Cuts images into squares of `patch` pixels; the remainder is left out."""
   grid = images.shape[1] // patch
   side = grid * patch
   squares = images[:, :side, :side].reshape(-1, grid, patch, grid, patch, 3)
@@ -333,7 +333,7 @@ def _is_square(number: int) -> bool:
 
 
 def choose_embedding(arrays: Arrays, embedding: str | None) -> str:
-  """The embedding asked for, or the default; ValueError: there is none such."""
+  """Chooses the embedding asked for, or the default; ValueError: none such."""
   modules = {name.partition(".")[0] for name in arrays}
   choices = []
   for choice, needed in _NEEDED_BY_EMBEDDING.items():

@@ -78,7 +78,12 @@ def folders_in(folder: str, files: FileTable) -> list[str]:
 
 
 def join_folder(folder: str, file: File) -> File:
-  """A file of `files_in(folder)`, by its whole path."""
+  """Returns a file of `files_in(folder)` with its whole path.
+
+  Args:
+    folder: a path or a URL.
+    file: with its path relative to the folder.
+  """
   return file._replace(path=os.path.join(folder, file.path))
 
 

@@ -186,10 +186,21 @@ _readers = _Readers()
 
 
 def read_cell(file: File, column: str, group: int, row: int) -> ImageData:
-  """An image of a row group; no bytes where there is a null, or only a path.
+  """Reads an image of a row group.
 
-  InputError: it is larger than any image, or the file is a bomb. RunError: it
-  cannot be read any more.
+  Args:
+    file: as it was listed.
+    column: the column of the images.
+    group: the number of the row group.
+    row: the number of the row in the group.
+
+  Returns:
+    The bytes of an image file, or pixels; no bytes where the cell is null or
+    has only a path.
+
+  Raises:
+    InputError: the cell is larger than any image, or the file is a bomb.
+    RunError: the file cannot be read any more.
   """
   try:
     cell, shape = _readers.cell(file, column, group, row)
@@ -215,7 +226,16 @@ def read_cell(file: File, column: str, group: int, row: int) -> ImageData:
 def parquet_rows(
   config: SourceConfig, file: File, *, labeled: bool
 ) -> FileRows:
-  """The rows of a Parquet file; InputError: it has no such columns."""
+  """Lists the rows of a Parquet file.
+
+  Args:
+    config: names the columns, where the schema leaves a choice.
+    file: as it was listed.
+    labeled: whether labels are wanted.
+
+  Raises:
+    InputError: the file is damaged, or has no such columns.
+  """
   # The schema is in the footer: columns are chosen before any page is read.
   label_column = ""
   class_names: tuple[str, ...] = ()

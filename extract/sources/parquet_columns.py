@@ -19,7 +19,16 @@ _compute: Any = compute  # whose functions are made when it is imported
 
 
 def read_values(content: Any, path: str, column: str) -> list[Any]:
-  """The integers or strings of a column, and None where there is a null."""
+  """Reads the integers or strings of a column; nulls become None.
+
+  Args:
+    content: the open file.
+    path: of the file, for messages.
+    column: a name of the schema.
+
+  Raises:
+    InputError: the column unfolds to too many rows or bytes.
+  """
   table = open_parquet(content, column)
   sizes = [column_bytes(group, column) for group in row_groups(table)]
   check_bytes(path, f"column {column!r}", sum(sizes), MAX_COLUMN_BYTES)
@@ -31,9 +40,15 @@ def read_values(content: Any, path: str, column: str) -> list[Any]:
 
 
 def python_values(path: str, column: str, array: pa.Array) -> list[Any]:
-  """The values of a batch of a column; of a dictionary, rows share them.
+  """Returns the values of a batch; rows of a dictionary share them.
 
-  InputError: one is too long for a class or an owner.
+  Args:
+    path: of the file, for messages.
+    column: the name of the column, for messages.
+    array: the batch.
+
+  Raises:
+    InputError: a value is too long for the name of a class or an owner.
   """
   is_dictionary = pa.types.is_dictionary(array.type)
   words = array.dictionary if is_dictionary else array
@@ -51,10 +66,14 @@ def python_values(path: str, column: str, array: pa.Array) -> list[Any]:
 
 
 def open_parquet(content: Any, column: str) -> parquet.ParquetFile:
-  """Opens a file to read a column by its pages, and dictionaries as they are.
+  """Opens a file to read a column page by page, without expanding dictionaries.
 
   A dictionary may have one cell of 100 MB that each of a thousand rows refers
   to; Arrow would make a thousand copies of it.
+
+  Args:
+    content: the open file.
+    column: the column that will be read.
   """
   content.seek(0)
   metadata = parquet.read_metadata(content)
@@ -79,15 +98,19 @@ def _is_part(path: str, column: str) -> bool:
 
 
 def row_groups(table: parquet.ParquetFile) -> list[Any]:
-  """What the footer says of each row group."""
+  """Returns the metadata of each row group, from the footer."""
   metadata = table.metadata
   return [metadata.row_group(i) for i in range(metadata.num_row_groups)]
 
 
 def column_bytes(group: Any, column: str) -> int:
-  """Bytes of a column in a row group, unpacked.
+  """Computes the unpacked bytes of a column in a row group.
 
-  Pixels of one color are short in their pages, where they are encoded by runs.
+  A value counts as a byte at least: runs of equal pixels are short in a page.
+
+  Args:
+    group: the metadata of the row group.
+    column: the name of the column.
   """
   chunks = [group.column(i) for i in range(group.num_columns)]
   return sum(

@@ -367,7 +367,7 @@ def log_class_shares(
 
 
 def at_length(length: float, kernel: Kernel) -> Kernel:
-  """Scales a kernel [d, K] to this mean norm of its columns; zeros stay 0."""
+  """Scales a kernel [d, K] to a mean norm of its columns; zeros stay zeros."""
   current = np.linalg.norm(kernel, axis=0).mean()
   return kernel * (length / current) if current > 0 else kernel
 

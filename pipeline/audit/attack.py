@@ -46,7 +46,7 @@ Scores = Float64[np.ndarray, " m"]
 
 
 class Claim(NamedTuple):
-  """What is attacked: a kind of head, and how private it is claimed to be."""
+  """The claim that is attacked: a kind of head, and its (ε, δ)."""
 
   head: HeadName
   epsilon: float

@@ -182,7 +182,12 @@ def _check_required(
 
 
 def command_help(name: str, flags_type: type[CommandFlags]) -> str:
-  """Returns the help of a command: what it does, its flags, and examples."""
+  """Returns the help of a command: what it does, its flags, and examples.
+
+  Args:
+    name: the command's name.
+    flags_type: its `Flags`.
+  """
   return command_parser(name, flags_type).format_help().rstrip()
 
 

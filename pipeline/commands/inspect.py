@@ -69,7 +69,7 @@ class Flags(CommandFlags):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Findings:
-  """What was found about a path.
+  """The findings about a path.
 
   Attributes:
     table: lines of a table, by their titles.

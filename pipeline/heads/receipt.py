@@ -118,7 +118,7 @@ class Stated(
 
 
 class Follows(msgspec.Struct, frozen=True, kw_only=True):
-  """What follows from the stated releases; None where there is no noise.
+  """The cost that follows from the stated releases; None without noise.
 
   Attributes:
     mu_squared: μ² = Σ σ⁻², rounded up.

@@ -57,7 +57,7 @@ class PlannedHead(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-  """What is known of a run before it is charged.
+  """The public facts about a run that are known before it is charged.
 
   Attributes:
     heads: what it will train.

@@ -69,7 +69,7 @@ class HeadRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationSet:
-  """What the interval of an accuracy follows from.
+  """The size and noise of a test set, from which intervals follow.
 
   Attributes:
     num_examples: rows that were scored; of noisy counts about how many.

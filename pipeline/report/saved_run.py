@@ -59,7 +59,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-  """What results.json says of a run as a whole, as far as a page shows it.
+  """The entries of results.json about the whole run that a page shows.
 
   Attributes:
     epsilon: of all private heads together; None where noise was seeded.
@@ -73,7 +73,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(NamedTuple):
-  """What a directory holds.
+  """The checked content of the directory of a run or a head.
 
   Attributes:
     file: results.json, or the receipt of a head alone.
@@ -91,7 +91,7 @@ class Run(NamedTuple):
 
 
 class Results(NamedTuple):
-  """What results.json holds.
+  """The parsed content of results.json.
 
   Attributes:
     rows: the heads.
@@ -323,7 +323,7 @@ def _check_classes(
 
 
 def _row_of_receipt(receipt: dict[str, Any], path: str) -> HeadRow:
-  """What a receipt says of a head; it knows no accuracy and no draw."""
+  """Makes a row of a receipt, which states neither accuracies nor the draw."""
   stated = receipt["stated"]
   follows = receipt["follows"]
   epsilon = follows["epsilon"]

@@ -151,13 +151,13 @@ def epsilon_of_run(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetCost:
-  """What a run costs one data set, and what is spent on it with that.
+  """The cost of a run for one data set, and the total with it.
 
   Attributes:
-    dataset: the data set.
-    epsilon: of all charges of the run together, rounded up.
-    total_epsilon: of all charges of the ledger and of the run, rounded up.
-    delta: at which both are stated.
+    dataset: the name of the data set.
+    epsilon: ε of all charges of the run together, rounded up.
+    total_epsilon: ε of all charges of the ledger and the run, rounded up.
+    delta: δ at which both are stated.
     cap: the cap of the data set, if it has one.
     remaining: what the cap leaves after the run, in words; "" without a cap.
   """
