@@ -1,4 +1,4 @@
-"""From Google's names and layouts of arrays to timm's.
+"""Translates Google's names and layouts of arrays to timm's.
 
 Google publishes ViT, BiT and WRN as npz files of Flax and Haiku parameters.
 """

@@ -1,4 +1,4 @@
-"""From a weights file to a network and its parameters."""
+"""Builds a network and its parameters from a weights file."""
 
 import pathlib
 from typing import Any

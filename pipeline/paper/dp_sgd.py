@@ -79,7 +79,7 @@ class Features:
     return int(self.train_label.max()) + 1
 
   def top1(self, heads: Sequence[LinearHead]) -> list[float]:
-    """Test accuracies in %."""
+    """Returns the test accuracy of each head, in %."""
     rows = {"embedding": self.test_embedding, "label": self.test_label}
     accuracies = oneshot_dp.evaluate_heads(heads, [rows])
     return [100 * accuracy.top1 for accuracy in accuracies]
@@ -87,7 +87,7 @@ class Features:
   def top1_of_product(
     self, head: HeadName, epsilons: Sequence[float]
   ) -> list[float]:
-    """Test accuracies in % of the product's heads, nested, at each ε.
+    """Trains the product's nested heads, and returns test accuracies in %.
 
     Args:
       head: the kind of head.
@@ -105,12 +105,12 @@ class Features:
       delta=DELTA,
       source=oneshot_dp.NoiseSource(_SEED),
     )
-    return self.top1([one.head for one in trained])
+    return self.top1([private_head.head for private_head in trained])
 
   def top1_of_steps(
     self, steps: "Steps", epsilons: Sequence[float | None]
   ) -> list[float]:
-    """Test accuracies in % of `steps`, each ε by itself.
+    """Trains a head for each ε by itself, and returns test accuracies in %.
 
     Args:
       steps: how each head is trained.
@@ -119,7 +119,8 @@ class Features:
     Returns:
       One accuracy for each ε, in the order given.
     """
-    return self.top1([train_steps(steps, self, one) for one in epsilons])
+    heads = [train_steps(steps, self, epsilon) for epsilon in epsilons]
+    return self.top1(heads)
 
 
 def _at_norm_1(embedding: np.ndarray) -> np.ndarray:
@@ -130,7 +131,7 @@ def _at_norm_1(embedding: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Steps:
-  """How a head of many steps is trained.
+  """The settings of a head of many steps.
 
   Attributes:
     optimizer: one of optax, as for the product's single step.

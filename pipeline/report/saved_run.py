@@ -277,9 +277,9 @@ def _check_together(
 
 
 def _least_mu_squared(receipts: Sequence[dict[str, Any]]) -> float:
-  """What private heads cost together at least, by what their receipts state.
+  """Computes a lower bound on what private heads cost together, by receipts.
 
-  They may cost more: where noisy accuracies were charged to the same rows.
+  They cost more where noisy accuracies were charged to the same rows.
   """
   # Heads of one charge are nested, and cost what the dearest of them costs;
   # charges add up. But heads that continue from an earlier one all count what

@@ -145,7 +145,7 @@ def test_a_left_is_truncated_to_integers():
   ("left", "power"), [(statistics.row_weights, 1), (statistics.class_sums, 2)]
 )
 def test_a_row_that_is_off_the_ball_adds_nothing(left, power):
-  """Whoever made it: the door itself looks."""
+  """Whoever made them: the mechanism itself checks."""
   data = data_of(np.ones((3, D), np.float32), np.zeros(3, int))
   long = rows_of(data, weight_norm_order=power)
   made = [

@@ -121,7 +121,7 @@ class Statistic:
     return rows
 
   def release(self, sums: PrivateSums, data: PrivateDataset, buys: float = 1.0):
-    """What leaves by this door, and its noise multiplier."""
+    """What the mechanism releases, and its noise multiplier."""
     rows = self.rows(data)
     return sums.release(
       "it", rows, self.left, mu_squared=buys, public=self.public

@@ -1,4 +1,4 @@
-"""Nothing but what leaves the door depends on the private rows.
+"""Nothing but what the mechanism releases depends on the private rows.
 
 Every value that leaves is replaced by one that is a function of its name and
 shape alone. Then all that is published or printed must be the same, byte for

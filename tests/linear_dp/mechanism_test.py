@@ -1,4 +1,4 @@
-"""The one door: its account, and the law of what leaves by it."""
+"""The Gaussian mechanism: its budget, and the law of what it releases."""
 
 import math
 from fractions import Fraction
