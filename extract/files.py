@@ -80,15 +80,15 @@ def read_regular(
 
 
 @contextlib.contextmanager
-def as_file(data: bytes) -> Iterator[str]:
+def as_file(data: bytes) -> Iterator[BinaryIO]:
   """A file that has these bytes, for libraries that read files only.
 
   Args:
     data: its content.
 
   Yields:
-    A path to it in this process. It has no name that others find, is gone when
-    the process is, and is in memory where the system has such files.
+    The open file. It has no name that others find, is gone when the process is,
+    and is in memory where the system has such files.
 
   Raises:
     RunError: the disk of temporary files refuses.
@@ -103,7 +103,7 @@ def as_file(data: bytes) -> Iterator[str]:
       file.write(data)
       file.seek(0)  # and flushes
     del data  # so that the caller can drop it, too
-    yield f"/dev/fd/{file.fileno()}"
+    yield file
 
 
 def sha256(path: str | os.PathLike) -> str:

@@ -305,6 +305,38 @@ def remove(store: Store, names: Iterable[str]) -> None:
       _call(store, name, "remove", remove_one)
 
 
+@contextlib.contextmanager
+def local_file(store: Store, name: str, most_bytes: int) -> Iterator[BinaryIO]:
+  """Opens a file as one of this machine, for libraries that read files only.
+
+  Args:
+    store: the folder.
+    name: the file.
+    most_bytes: a larger file is refused before any of it is in memory.
+
+  Yields:
+    The open file; from an object store, a copy that has no name. The path
+    `/dev/fd/N` of its handle N leads to this very file, wherever its name leads
+    to by now.
+
+  Raises:
+    FileNotFoundError: it does not exist.
+    TooLargeError: it has more bytes.
+    InputError: it may not be read.
+    RunError: the store does not answer.
+  """
+  if store.remote is None:
+    with _open_local(store, name, most_bytes) as file:
+      yield file
+    return
+  data = read(store, name, most_bytes)
+  if data is None:
+    raise FileNotFoundError(store.display_path(name))
+  with files.as_file(data) as file:
+    del data
+    yield file
+
+
 def seekable(store: Store, name: str, size: int) -> BinaryIO:
   """Opens a file for a library that reads only the parts that it needs.
 

@@ -5,6 +5,7 @@ unless that name is taken (`put_shard`). `read_shard` reads one back, no matter
 who wrote it.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -246,26 +247,24 @@ def read_shard(
   most_bytes = _max_shard_bytes(info)
   if expected is not None:
     most_bytes = min(most_bytes, expected.bytes)
-  try:
-    data = storage.read(store, name, most_bytes)
-  except TooLargeError as error:
-    raise ValueError("it is larger than its rows, or than stated") from error
-  if data is None:
-    raise FileNotFoundError(store.display_path(name))
-  # Size and SHA-256, where they are known, come before the parser:
-  # ArrayRecord's C++ sees no other file than the expected one. It reads a copy,
-  # as the name may lead to another file by now.
-  size = len(data)
-  sha256 = hashlib.sha256(data).hexdigest()
-  if expected is not None and size != expected.bytes:
-    raise ValueError("its size is another")
-  if expected is not None and sha256 != expected.sha256:
-    raise ValueError("its SHA-256 is another")
-  blocks = []
-  jobs = set()
-  with files.as_file(data) as path:
-    del data  # a shard of an import may have 256 MiB
-    for record in _read_records(path, size):
+  with contextlib.ExitStack() as stack:
+    try:
+      file = stack.enter_context(storage.local_file(store, name, most_bytes))
+    except TooLargeError as error:
+      raise ValueError("it is larger than its rows, or than stated") from error
+    # Size and SHA-256, where they are known, come before the parser:
+    # ArrayRecord's C++ sees no other file than the expected one. It is given
+    # the open file, as the name may lead to another by now.
+    size = os.fstat(file.fileno()).st_size
+    sha256 = hashlib.sha256(file.read(size)).hexdigest()
+    if expected is not None and size != expected.bytes:
+      raise ValueError("its size is another")
+    if expected is not None and sha256 != expected.sha256:
+      raise ValueError("its SHA-256 is another")
+    file.seek(0)
+    blocks = []
+    jobs = set()
+    for record in _read_records(f"/dev/fd/{file.fileno()}", size):
       rows, job = _decode_block(record, info)
       blocks.append(rows)
       jobs.add(job)

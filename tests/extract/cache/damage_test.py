@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -98,7 +99,8 @@ def test_cache_reads_of_a_shard_what_was_hashed(
   read_records = shard_file._read_records
 
   def exchange_and_read(path, size):
-    third_shard.write_bytes(other.read_bytes())
+    shutil.copy(other, third_shard.with_name("other"))
+    third_shard.with_name("other").replace(third_shard)
     return read_records(path, size)
 
   monkeypatch.setattr(shard_file, "_read_records", exchange_and_read)
