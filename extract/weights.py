@@ -23,6 +23,7 @@ from jaxtyping import Array, Float32
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.extract import files, hub, storage
+from oneshot_dp.extract.npy import read_array
 
 Arrays = dict[str, np.ndarray]
 Images = Float32[Array, "b s s 3"]
@@ -271,13 +272,14 @@ def _read_npz(path: pathlib.Path) -> Arrays:
   if len({member.filename for member in members}) < len(members):
     raise ValueError("two arrays have one name")
   arrays = {}
-  with np.load(path, allow_pickle=False) as npz:
-    for name in npz.files:
-      array = npz[name]
+  with zipfile.ZipFile(path) as archive:
+    for member in members:
+      with archive.open(member) as content:
+        array = read_array(content, member.file_size)
       # An npz says no more of bfloat16 than that it has two bytes.
       if array.dtype.str == "|V2":
         array = array.view(ml_dtypes.bfloat16)
-      arrays[name] = array
+      arrays[member.filename.removesuffix(".npy")] = array
   return arrays
 
 

@@ -13,11 +13,12 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.npy import Header, read_header
 from oneshot_dp.extract.sources.labels import class_labels
 from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,
@@ -27,7 +28,6 @@ from oneshot_dp.extract.sources.limits import (
 )
 from oneshot_dp.extract.sources.listed_files import File, opened
 from oneshot_dp.extract.sources.location import partition_columns
-from oneshot_dp.extract.sources.npz import check_header
 
 SUFFIXES = (".npz", ".parquet")
 """Suffixes of files of embeddings, in lower case."""
@@ -126,14 +126,6 @@ def read_column(vectors: VectorFile, name: str) -> np.ndarray:
   return np.concatenate(blocks)
 
 
-class _Header(NamedTuple):
-  """The header of an array in an npz."""
-
-  shape: tuple[int, ...]
-  is_fortran: bool
-  dtype: np.dtype
-
-
 class NpzVectors:
   """The arrays of an npz; see `VectorFile`."""
 
@@ -158,7 +150,7 @@ class NpzVectors:
       for member in archive.namelist():
         name = member.removesuffix(".npy")
         with archive.open(member) as stream:
-          header = _read_header(stream)
+          header = read_header(stream)
         if header.shape:
           self.shapes[name] = header.shape
 
@@ -170,15 +162,13 @@ class NpzVectors:
       # Of a member no more is ever unpacked than the archive states here.
       stated_bytes = archive.getinfo(f"{name}.npy").file_size
       with archive.open(f"{name}.npy") as stream:
-        header = _read_header(stream)
+        header = read_header(stream)
         self._check_header(name, header, stated_bytes)
         yield from _read_rows(stream, header)
         if stream.read(1):  # and the archive's checksum is compared here
           raise ValueError(f"{name} is longer than it says")
 
-  def _check_header(
-    self, name: str, header: _Header, stated_bytes: int
-  ) -> None:
+  def _check_header(self, name: str, header: Header, stated_bytes: int) -> None:
     if header.dtype.hasobject or header.is_fortran:
       raise InputError(
         f"{self.path}: {name} holds Python objects, or is in Fortran's order,"
@@ -204,18 +194,7 @@ class NpzVectors:
     return False
 
 
-def _read_header(stream: Any) -> _Header:
-  """Reads the header of an .npy, which is a literal and no pickle."""
-  check_header(stream)
-  major, _ = np.lib.format.read_magic(stream)
-  if major == 1:
-    return _Header(*np.lib.format.read_array_header_1_0(stream))
-  if major == 2:
-    return _Header(*np.lib.format.read_array_header_2_0(stream))
-  raise ValueError(f"an array of format {major}")
-
-
-def _read_rows(stream: Any, header: _Header) -> Iterator[np.ndarray]:
+def _read_rows(stream: Any, header: Header) -> Iterator[np.ndarray]:
   """Reads an array in blocks of whole rows of about `_BLOCK_BYTES`."""
   rows, *rest = header.shape
   width = math.prod(rest)

@@ -350,7 +350,8 @@ def describe(cache: FeatureCache) -> dict[str, str]:
     cache: a cache, or a part of one.
 
   Returns:
-    Values by their captions, in the order to print them in.
+    Values by their captions, in the order to print them in; "" for what the
+    cache does not have, such as views.
   """
   info = cache.info
   made_by = [info.backbone.get("name"), info.backbone.get("layer")]
@@ -375,10 +376,8 @@ def describe(cache: FeatureCache) -> dict[str, str]:
     "size": f"{sum(shard.bytes for shard in info.shards):,} bytes",
     "fingerprint": info.fingerprint,
   }
-  # What a cache does not have, such as views, has no line; and what it has is
-  # one line, whoever wrote it.
+  # Each value is one line, whoever wrote the cache.
   described = {}
   for caption, value in lines.items():
-    if value:
-      described[caption] = escaped(value, but="")
+    described[caption] = escaped(value, but="")
   return described

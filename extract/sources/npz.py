@@ -13,6 +13,7 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.extract.npy import HEADER_BYTES, read_array
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.labels import MissingFlagError
@@ -26,7 +27,6 @@ from oneshot_dp.extract.sources.listed_files import File, format_names
 from oneshot_dp.extract.threads import ByteCache
 
 _NPZ = "npz of plain arrays"
-_HEADER_BYTES = 1 << 16
 _arrays: ByteCache[np.ndarray] = ByteCache(MAX_ARRAY_BYTES, lambda a: a.nbytes)
 
 
@@ -116,25 +116,6 @@ def array_splits(file: File) -> list[str]:
     return Npz(content, file.path).splits()
 
 
-def check_header(member: Any) -> None:
-  """Raises ValueError for an array whose header is longer than any is.
-
-  NumPy reads a header whole before it looks at its length, which a file may
-  state as 4 GiB.
-
-  Args:
-    member: an open member of an archive, which begins with the header.
-  """
-  # Six bytes that say what it is, two of the version, then the length: two
-  # bytes in version 1, and four later.
-  start = member.peek(12)[:12]
-  length = int.from_bytes(start[8:12], "little")
-  if start[6:7] > b"\x01" and length > _HEADER_BYTES:
-    raise ValueError(
-      f"a header of {length:,} bytes, which may have {_HEADER_BYTES:,}"
-    )
-
-
 class Npz:
   """The arrays of an open npz, each of which is bounded before it is read.
 
@@ -179,14 +160,10 @@ class Npz:
     # Of a member no more is ever unpacked than the archive states here.
     info = self._zip.getinfo(f"{name}.npy")
     check_bytes(
-      self._path, f"array {name!r}", info.file_size, max_bytes + _HEADER_BYTES
+      self._path, f"array {name!r}", info.file_size, max_bytes + HEADER_BYTES
     )
     with self._zip.open(info) as member:
-      check_header(member)
-      values = np.lib.format.read_array(member, allow_pickle=False)
-      if member.read(1):
-        raise ValueError(f"{name} is longer than it says")
-    return values
+      return read_array(member, info.file_size)
 
   def column(
     self, name: str, kinds: str, rows: int | None = None

@@ -335,7 +335,8 @@ def run(flags: Flags) -> Answer:
   lines = [f"{cache.name}: finished"]
   duplicates = count_duplicates(cache)
   for name, value in (describe(cache) | duplicates).items():
-    lines.append(f"{name:18}{value}")
+    if value:
+      lines.append(f"{name:18}{value}")
   return Answer(
     text="\n".join(lines),
     facts={

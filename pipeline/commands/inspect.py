@@ -110,7 +110,10 @@ def run(flags: Flags) -> Answer:
   mark = ", PRIVATE" if kind in _PRIVATE_KINDS else ""
   table = {f"a {kind}": path + mark, **findings.table}
   width = max(map(len, table)) + 2
-  lines = [f"{title:{width}}{value}" for title, value in table.items()]
+  lines = []
+  for title, value in table.items():
+    if value:  # a cache may have no views, say
+      lines.append(f"{title:{width}}{value}")
   facts = {
     "kind": kind,
     "path": path,

@@ -204,3 +204,16 @@ def test_a_parquet_footer_that_claims_too_many_rows_is_refused(tmp_path, rows):
     open_dataset(tmp_path / "x.parquet", num_classes=1)
   after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   assert (after - before) * 1024 < MOST_BYTES
+
+
+def test_an_npz_array_that_states_more_than_it_has_is_damaged(tmp_path):
+  shape = (
+    "{'descr': '|u1', 'fortran_order': False, 'shape': (9, 1000000000000)}"
+  )
+  text = f"{shape}\n".encode()
+  with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+    header = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+    archive.writestr("image.npy", header)
+
+  with refused("9,000,000,000,000 bytes are stated"):
+    open_dataset(tmp_path / "x.npz")
