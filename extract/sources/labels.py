@@ -155,7 +155,7 @@ def _known_labels(names: Sequence[str], are_indices: bool) -> dict[Any, int]:
   return known
 
 
-def _number_of(name: str) -> float | None:
+def _number_of(name: str) -> int | float | None:
   """The number that a name is, or None; an integer is equal to its float."""
   # Digits of other scripts, and wide ones, are digits, too.
   text = unicodedata.normalize("NFKC", name).strip()
