@@ -354,14 +354,20 @@ def _epsilon(epsilon: float | str) -> str:
 
 def _upper_bound(share: float) -> str:
   """A bound in percent, rounded up, with digits enough to be below 100 %."""
+  # Two digits at least: README and a head's card have as many.
   bound = 100.0
-  for digits in range(1, 5):
+  for digits in range(2, 5):
     scale = 10**digits
-    # Less a little, so that a share such as 0.732 is not rounded up to 73.3.
+    # Less a little, so that a share such as 0.732 is not rounded up to 73.21.
     bound = math.ceil(100 * scale * share - 1e-9) / scale
     if bound < 100:
       break
   return f"{bound:g}\N{NO-BREAK SPACE}%"
+
+
+def _mean_count(count: float) -> str:
+  """A number of images, with one digit where it is a mean of draws."""
+  return f"{count:.1f}".removesuffix(".0")
 
 
 def _points(share: float) -> str:
@@ -374,6 +380,7 @@ _TEMPLATES = template_environment(
     "percent": _percent,
     "epsilon": _epsilon,
     "upper_bound": _upper_bound,
+    "mean_count": _mean_count,
     "points": _points,
   }
 )
