@@ -1,4 +1,4 @@
-"""Reads and writes files on this machine's disk: durable, and their owner's.
+"""Reads and writes files on a disk: durable, and private to their owner.
 
 What is written is there whole or not at all, of mode 0600, and on the disk
 before it is in view. What is read is a regular file of a bounded size: a FIFO,

@@ -71,7 +71,7 @@ def unit_rows(
 
   Args:
     parts: all stored rows, in any order.
-    is_own: tells which units of these ids this host sums, [r] → [r].
+    is_own: tells for each unit id whether this host sums it, [r] → [r].
     unit_weight: W.
     num_classes: K.
     mean_norm: the norm to which means of several rows are brought; None leaves

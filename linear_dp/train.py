@@ -99,7 +99,9 @@ def cost(
   # Two heads of one ε would need a difference of μ² of 0, at which noise is
   # infinite.
   if not epsilons or len(set(epsilons)) != len(epsilons):
-    raise InputError(f"epsilons={[*epsilons]}: give one or more, each once.")
+    raise InputError(
+      f"epsilons={[*epsilons]}: give one or more, without duplicates."
+    )
   ascending = sorted(epsilons)
   budgets = [mu_squared_from_epsilon(epsilon, delta) for epsilon in ascending]
   spent = float(spent_mu_squared)

@@ -196,7 +196,7 @@ def _check_numbers(request: TrainRequest) -> None:
   check_positive("--num-draws", request.num_draws)
   if not request.heads or len(set(request.heads)) < len(request.heads):
     raise InputError(
-      f"--head {' '.join(request.heads)}: name one or more, each once."
+      f"--head {' '.join(request.heads)}: name one or more, without duplicates."
     )
 
 

@@ -178,7 +178,7 @@ def test_train_heads_draws_no_noise_where_the_charge_is_refused(kind):
   ("changes", "message"),
   [
     ({"epsilons": (0.0,)}, r"epsilon=0 must be positive"),
-    ({"epsilons": (1.0, 1.0)}, r"give one or more, each once"),
+    ({"epsilons": (1.0, 1.0)}, "give one or more, without duplicates"),
     ({"epsilons": (400.0,)}, r"weak-privacy"),
     ({"delta": 0.0}, r"delta=0\.0 must lie strictly between 0 and 1"),
     ({"delta": 1 / N}, r"delta=0\.0025 is not below 1/n"),

@@ -70,11 +70,11 @@ TRAIN --start objects.npz -> Python objects
 TRAIN --hosts 5 -> must be auto, or INDEX/COUNT@HOST:PORT, such as
 TRAIN --ledger text.txt -> the ledger text.txt is damaged
 TRAIN --ledger empty -> empty cannot be a ledger: it is not a file; choose ano
-SWEEP --epsilons -> epsilons=[]: give one or more, each once.
+SWEEP --epsilons -> epsilons=[]: give one or more, without duplicates.
 SWEEP --epsilons 0.5,2 -> leave spaces between them: --epsilons 0.5 2.
-SWEEP --epsilons 1 1 -> epsilons=[1.0, 1.0]: give one or more, each once.
+SWEEP --epsilons 1 1 -> epsilons=[1.0, 1.0]: give one or more, without
 SWEEP --epsilons 1 --num-draws 0 -> --num-draws=0 must be at least 1.
-SWEEP --epsilons 1 --head lamb lamb -> --head lamb lamb: name one or more, each
+SWEEP --epsilons 1 --head lamb lamb -> --head lamb lamb: name one or more, wi
 SWEEP --epsilons 1 --eval-cache train -> or score them with --private-eval.
 SWEEP --epsilons 1 --eval-cache other -> come from different backbones
 SWEEP --epsilons 1 --eval-rows [:101%] -> within 0% and 100%
