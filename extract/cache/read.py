@@ -30,6 +30,8 @@ from oneshot_dp.extract.threads import prefetch_map
 
 _SHARDS_AHEAD = 4
 """Shards that are read and hashed before their turn, of 0.8 to 5 MB each."""
+ABSENT = "-"
+"""The value of what a cache does not have; it has no line in a table."""
 _MERGED_ROWS = 2048
 _MERGED_VALUES = 1 << 22
 """Rows, and values of embeddings, that are handed over as one block: much of
@@ -350,8 +352,8 @@ def describe(cache: FeatureCache) -> dict[str, str]:
     cache: a cache, or a part of one.
 
   Returns:
-    Values by their captions, in the order to print them in; "" for what the
-    cache does not have, such as views.
+    Values by their captions, in the order to print them in; `ABSENT` for what
+    the cache does not have, such as views.
   """
   info = cache.info
   made_by = [info.backbone.get("name"), info.backbone.get("layer")]
@@ -370,8 +372,8 @@ def describe(cache: FeatureCache) -> dict[str, str]:
     "classes": f"{info.num_classes} (from {info.num_classes_source})",
     "class names": names,
     "backbone": ", ".join(str(part) for part in made_by if part),
-    "computed by": versions,
-    "views": str((info.views or {}).get("count", "")),
+    "computed by": versions or ABSENT,
+    "views": str((info.views or {}).get("count", ABSENT)),
     "privacy unit": info.unit,
     "size": f"{sum(shard.bytes for shard in info.shards):,} bytes",
     "fingerprint": info.fingerprint,

@@ -328,14 +328,14 @@ def run(flags: Flags) -> Answer:
   if flags.backbone is None:
     print(f"--backbone is not given: {job.backbone} is taken", file=sys.stderr)
   from oneshot_dp.extract.cache.duplicates import count_duplicates
-  from oneshot_dp.extract.cache.read import describe
+  from oneshot_dp.extract.cache.read import ABSENT, describe
   from oneshot_dp.extract.job.job import run_extraction
 
   cache = run_extraction(job, flags.out, flags.beam_options)
   lines = [f"{cache.name}: finished"]
   duplicates = count_duplicates(cache)
   for name, value in (describe(cache) | duplicates).items():
-    if value:
+    if value != ABSENT:
       lines.append(f"{name:18}{value}")
   return Answer(
     text="\n".join(lines),

@@ -110,10 +110,7 @@ def run(flags: Flags) -> Answer:
   mark = ", PRIVATE" if kind in _PRIVATE_KINDS else ""
   table = {f"a {kind}": path + mark, **findings.table}
   width = max(map(len, table)) + 2
-  lines = []
-  for title, value in table.items():
-    if value:  # a cache may have no views, say
-      lines.append(f"{title:{width}}{value}")
+  lines = [f"{title:{width}}{value}" for title, value in table.items()]
   facts = {
     "kind": kind,
     "path": path,
@@ -217,16 +214,25 @@ def _inspect_cache(path: str) -> _Findings:
     describe_duplicates,
     find_duplicates,
   )
-  from oneshot_dp.extract.cache.read import check_cache, describe, open_cache
+  from oneshot_dp.extract.cache.read import (
+    ABSENT,
+    check_cache,
+    describe,
+    open_cache,
+  )
 
   cache = open_cache(path)
-  table = describe(cache)
+  described = describe(cache)
   faults = check_cache(path)
   if not faults:  # rows of a damaged cache cannot all be read
-    table |= describe_duplicates(find_duplicates(cache), cache.info)
+    described |= describe_duplicates(find_duplicates(cache), cache.info)
+  table = {}
+  for caption, value in described.items():
+    if value != ABSENT:
+      table[caption] = value
   return _Findings(
     table=table,
-    facts={"metadata": cache.info.public(), **table},
+    facts={"metadata": cache.info.public(), **described},
     faults=faults,
   )
 

@@ -98,7 +98,7 @@ class TestWarnings:
     noise_multiplier = float(mu2_of(1.0)) ** -0.5  # 3.73
 
     warnings = _few_rows(
-      rows_of_class=rows_of_class, noise_multiplier=noise_multiplier
+      rows_of_class=float(rows_of_class), noise_multiplier=noise_multiplier
     )
 
     assert len(warnings) == bool(expected)
