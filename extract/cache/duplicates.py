@@ -38,6 +38,7 @@ class Duplicates(NamedTuple):
     conflicts: for each image in several classes, the example ids of its rows.
     zeros: how many rows have an embedding of zeros, or one too short to be
       brought to norm 1.
+    is_constant: whether there are several other rows, all of one embedding.
   """
 
   rows: int
@@ -46,6 +47,7 @@ class Duplicates(NamedTuple):
   across_units: int
   conflicts: tuple[tuple[int, ...], ...]
   zeros: int = 0
+  is_constant: bool = False
 
 
 def find_duplicates(cache: FeatureCache) -> Duplicates:
@@ -69,8 +71,18 @@ def find_duplicates(cache: FeatureCache) -> Duplicates:
   ids = [np.zeros(0, np.int64)]
   units = [np.zeros((0, cache.info.owners_per_row), np.int64)]
   zeros = 0
+  first = np.zeros((0, cache.info.feature_dim))
+  num_other_rows = 0
+  is_constant = True
   for rows in cache.blocks():
-    zeros += int((rows["embedding_norm"] < _SHORTEST).sum())
+    is_short = rows["embedding_norm"] < _SHORTEST
+    zeros += int(is_short.sum())
+    # A broken backbone makes one embedding of images that are not the same.
+    embedding = rows["embedding"][~is_short]
+    if num_other_rows == 0:
+      first = embedding[:1]
+    num_other_rows += len(embedding)
+    is_constant = is_constant and bool((embedding == first).all())
     is_image = rows["image_key"].any(axis=1)
     keys.append(rows["image_key"][is_image])
     labels.append(rows["label"][is_image])
@@ -83,7 +95,9 @@ def find_duplicates(cache: FeatureCache) -> Duplicates:
     np.concatenate(ids),
     np.concatenate(units),
   )
-  return duplicates._replace(zeros=zeros)
+  return duplicates._replace(
+    zeros=zeros, is_constant=is_constant and num_other_rows > 1
+  )
 
 
 def _compare(
@@ -174,6 +188,11 @@ def describe_duplicates(
     lines["rows of zeros"] = (
       f"{duplicates.zeros:,} rows are all zeros, or shorter than {_SHORTEST:g}:"
       " they teach nothing, and count as rows"
+    )
+  if duplicates.is_constant:
+    lines["embeddings"] = (
+      "all are the same, so nothing can be learned: look for what went wrong in"
+      " the backbone or the import"
     )
   if duplicates.conflicts:
     shown = [_equal_ids(ids) for ids in duplicates.conflicts[:_SHOWN_CONFLICTS]]

@@ -70,6 +70,15 @@ def test_rows_too_short_for_norm_1_are_counted_with_zeros(tmp_path, rows):
   assert find_duplicates(cache).zeros == 2
 
 
+def test_one_embedding_of_all_rows_is_said(tmp_path, rows):
+  embedding, label = rows
+  embedding[2:] = embedding[2]
+  embedding[:2] = 0
+  cache = write_rows(tmp_path / "cache", embedding, label, num_classes=2)
+  text = describe_duplicates(find_duplicates(cache), cache.info)
+  assert text["embeddings"].startswith("all are the same")
+
+
 def test_an_image_in_two_classes_many_times_is_named_by_few_ids(tmp_path, rows):
   embedding, label = rows
   embedding[:] = embedding[0]
