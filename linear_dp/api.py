@@ -108,7 +108,10 @@ def train_heads(
   for epsilon in budgets:
     accounting.check_budget(epsilon, delta, allow_weak_privacy=weak_privacy)
   data = dataset_from_arrays(
-    embeddings, labels, num_classes=int(num_classes), unit_ids=unit_ids
+    embeddings,
+    labels,
+    num_classes=_num_classes(num_classes),
+    unit_ids=unit_ids,
   )
   accounting.check_delta(delta, data.n, allow_weak_privacy=weak_privacy)
   options = _head_options(
@@ -249,6 +252,8 @@ def dataset_from_arrays(
       alone, never by its label or numbers.
   """
   array = np.asarray(embeddings)
+  # Arrays of a file may be of a machine of the other byte order.
+  array = array.astype(array.dtype.newbyteorder("="), copy=False)
   if array.dtype not in _EMBEDDING_DTYPES or array.ndim != 2 or not array.size:
     raise InputError(
       f"embeddings are {array.dtype} {array.shape}: give [n, d], at least one"
@@ -353,6 +358,16 @@ def _numbers(name: str, values: Any) -> tuple[float, ...]:
       f"{name}={values!r} must be a sequence of numbers, such as (0.5, 2, 8)."
     )
   return tuple(_number(name, value) for value in values)
+
+
+def _num_classes(value: Any) -> int:
+  """K; with one class there is nothing to learn, and all the same to pay."""
+  number = _number("num_classes", value)
+  if number < 2 or not number.is_integer():
+    raise InputError(
+      f"num_classes={value!r} must be a whole number of 2 or more."
+    )
+  return int(number)
 
 
 def _integers(name: str, values: Any, n: int) -> Int64[np.ndarray, " n"]:

@@ -340,6 +340,26 @@ def test_predict_refuses_rows_that_are_not_finite_without_their_values(
   assert "7.7" not in str(error.value)
 
 
+@pytest.mark.parametrize("num_classes", [1, 2.5, "2", float("nan")])
+def test_train_heads_of_no_number_of_classes_charges_nothing(num_classes):
+  charged = []
+
+  def charge(*given):
+    charged.append(given)
+
+  with pytest.raises(InputError, match="num_classes"):
+    train_heads(
+      np.eye(200, 4, dtype=np.float32),
+      np.zeros(200, int),
+      num_classes=num_classes,
+      epsilons=(1.0,),
+      delta=1e-5,
+      charge=charge,
+    )
+
+  assert not charged
+
+
 @pytest.mark.parametrize("unit_ids", [None, np.arange(200) // 2])
 @pytest.mark.parametrize(
   ("value", "reason"),

@@ -47,6 +47,17 @@ def test_dataset_from_arrays_takes_a_jax_array_and_labels_of_one_byte():
   assert not data.has_units
 
 
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8"])
+def test_dataset_from_arrays_takes_the_other_byte_order(dtype):
+  embeddings = np.array([[1, 2], [3, 4]], dtype)
+
+  data = dataset_from_arrays(embeddings, np.zeros(2, int), num_classes=2)
+
+  (block,) = data.blocks()
+  assert block["embedding"].dtype.isnative
+  np.testing.assert_array_equal(block["embedding"], [[1, 2], [3, 4]])
+
+
 def test_dataset_from_arrays_uses_float16_without_a_copy():
   half = np.ones((3, 2), np.float16)
 
