@@ -172,20 +172,12 @@ def auto(
   # What is released once, each at its own share of μ².
   log_prior = None
   if options.balanced:
-    counts, noise = sums.release(
-      "class counts",
-      rows,
-      class_counts,
-      mu_squared=split.class_counts * new_mu_squared,
-      public=(np.arange(num_classes),),
+    log_prior = _release_log_prior(
+      sums, rows, mu_squared=split.class_counts * new_mu_squared
     )
-    log_prior = log_class_shares(counts, noise)
   mean = np.zeros(rows.feature_dim)
   if centered:
-    total, noise = sums.release(
-      "mean", rows, row_weights, mu_squared=split.mean * new_mu_squared
-    )
-    mean = shrink_mean(total.reshape(rows.feature_dim) / n, noise / n)
+    mean = _release_mean(sums, rows, n, mu_squared=split.mean * new_mu_squared)
   whitening = Whitening()
   if split.second_moment:
     whitening = release_whitening(
@@ -251,6 +243,28 @@ def _count_units(sums: PrivateSums, rows: Rows, *, mu_squared: float) -> float:
   """Releases the number of privacy units: a whole number, 1 at least."""
   count, _ = sums.release("units", rows, unit_count, mu_squared=mu_squared)
   return max(1.0, np.rint(count.item()))
+
+
+def _release_log_prior(
+  sums: PrivateSums, rows: Rows, *, mu_squared: float
+) -> Float64[np.ndarray, " K"]:
+  """Releases the number of rows of each class; returns logs of their shares."""
+  counts, noise = sums.release(
+    "class counts",
+    rows,
+    class_counts,
+    mu_squared=mu_squared,
+    public=(np.arange(rows.data.num_classes),),
+  )
+  return log_class_shares(counts, noise)
+
+
+def _release_mean(
+  sums: PrivateSums, rows: Rows, n: float, *, mu_squared: float
+) -> Float64[np.ndarray, " d"]:
+  """Releases the sum of the rows; returns their mean [d], shrunk by noise."""
+  total, noise = sums.release("mean", rows, row_weights, mu_squared=mu_squared)
+  return shrink_mean(total.reshape(rows.feature_dim) / n, noise / n)
 
 
 def _begin(
