@@ -44,6 +44,7 @@ def check_budget(
   *,
   allow_weak_privacy: bool = False,
   flag: str = "epsilon",
+  weak_privacy_flag: str = "--weak-privacy",
 ) -> None:
   """Refuses an (ε, δ) that is not a privacy guarantee.
 
@@ -52,6 +53,7 @@ def check_budget(
     delta: δ.
     allow_weak_privacy: whether an ε above 20 is accepted.
     flag: what messages call ε.
+    weak_privacy_flag: what messages call the permission of weak privacy.
 
   Raises:
     InputError: ε is not positive, or is too large; δ is outside (0, 1); or both
@@ -60,13 +62,13 @@ def check_budget(
   # NaN fails the comparison, too, so it is refused here.
   if not 0 < epsilon <= _MAX_EPSILON:
     raise InputError(
-      f"{flag}={epsilon:g} must be positive, and at most {_MAX_EPSILON:g}; for"
-      " no privacy at all there is the --baseline of sweep."
+      f"{flag}={epsilon:g} must be positive, and at most {_MAX_EPSILON:g};"
+      " `oneshot-dp sweep --baseline` makes a head without privacy."
     )
   if epsilon > LARGE_EPSILON and not allow_weak_privacy:
     raise InputError(
       f"{flag}={epsilon:g} is more than {LARGE_EPSILON:g} and protects almost"
-      " nobody: give a smaller one, or allow it with --weak-privacy."
+      f" nobody: give a smaller one, or allow it with {weak_privacy_flag}."
     )
   _check_delta(delta)
   # The largest noise that int64 sums have room for must be enough. δ(ε) falls
@@ -79,7 +81,11 @@ def check_budget(
 
 
 def check_delta(
-  delta: float, n: int, *, allow_weak_privacy: bool = False
+  delta: float,
+  n: int,
+  *,
+  allow_weak_privacy: bool = False,
+  weak_privacy_flag: str = "--weak-privacy",
 ) -> None:
   """Refuses a δ that would allow publishing an example outright.
 
@@ -87,6 +93,7 @@ def check_delta(
     delta: δ.
     n: the number of private rows.
     allow_weak_privacy: whether a δ of 1/n or more is accepted.
+    weak_privacy_flag: what messages call the permission of weak privacy.
 
   Raises:
     InputError: δ is outside (0, 1), or is 1/n or more.
@@ -96,7 +103,7 @@ def check_delta(
     raise InputError(
       f"delta={delta:g} is not below 1/n = {1 / n:.2g}: such a delta would"
       " allow publishing an example outright; give a smaller one, or allow it"
-      " with --weak-privacy."
+      f" with {weak_privacy_flag}."
     )
 
 

@@ -25,6 +25,7 @@ from oneshot_dp.linear_dp.train import check_plan, cost, train
 
 _EMBEDDING_DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 _ROWS_AT_ONCE = 4096
+_WEAK_PRIVACY_FLAG = "weak_privacy=True"  # in errors
 
 
 def train_heads(
@@ -106,14 +107,24 @@ def train_heads(
   budgets = _numbers("epsilons", epsilons)
   delta = _number("delta", delta)
   for epsilon in budgets:
-    accounting.check_budget(epsilon, delta, allow_weak_privacy=weak_privacy)
+    accounting.check_budget(
+      epsilon,
+      delta,
+      allow_weak_privacy=weak_privacy,
+      weak_privacy_flag=_WEAK_PRIVACY_FLAG,
+    )
   data = dataset_from_arrays(
     embeddings,
     labels,
     num_classes=_num_classes(num_classes),
     unit_ids=unit_ids,
   )
-  accounting.check_delta(delta, data.n, allow_weak_privacy=weak_privacy)
+  accounting.check_delta(
+    delta,
+    data.n,
+    allow_weak_privacy=weak_privacy,
+    weak_privacy_flag=_WEAK_PRIVACY_FLAG,
+  )
   options = _head_options(
     data, balanced=balanced, start=start, unlabeled=unlabeled
   )

@@ -10,6 +10,7 @@ import mmap
 import os
 import pathlib
 import re
+import signal
 import tempfile
 import typing
 from typing import Any
@@ -98,6 +99,11 @@ if os.environ.get("ONESHOT_DP_CHECK_TYPES", "1") == "1":
 # No test cuts the power, and to wait for a disk took a third of the time: what
 # is flushed, and when, is seen by the calls. Processes of their own do flush.
 os.fsync = lambda fd: None
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would the
+# commands that tests start and stop.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, however slow the machine is at the moment:
 # whether a change lands is not left to chance. To look for new ones:

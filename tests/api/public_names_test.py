@@ -81,7 +81,8 @@ labels = np.repeat([0, 1, 2], 50)
 given = dict(num_classes=3, epsilon=18.0, delta=1e-4)
 charges, refused = [], []
 for change in ({"source": 7}, {"head": 3}, {"start": "cat"},
-               {"epsilon": "1"}, {"delta": "1e-4"}):
+               {"epsilon": "1"}, {"delta": "1e-4"}, {"num_classes": 2.5},
+               {"num_classes": "3"}, {"num_classes": float("nan")}):
   try:
     oneshot_dp.train_head(embeddings, labels, **given | change,
                           charge=lambda *given: charges.append(given))
@@ -113,6 +114,9 @@ def test_wrong_types_are_refused_in_a_line_and_numbers_of_numpy_are_not():
     "start is <U3 (): give numbers of shape (3, 3), a vector for each class.",
     "epsilon='1' must be a number.",
     "delta='1e-4' must be a number.",
+    "num_classes=2.5 must be a whole number of 2 or more.",
+    "num_classes='3' must be a number.",
+    "num_classes=nan must be a whole number of 2 or more.",
     "epsilons=4 must be a sequence of numbers, such as (0.5, 2, 8).",
     "save_head takes a head, and then where to save it.",
   ]

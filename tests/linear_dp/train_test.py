@@ -125,7 +125,7 @@ def test_least_squares_releases_two_sums_for_each_epsilon():
     (
       (0.5,),
       mu_squared_from_epsilon(1.0, DELTA),
-      r"has at delta=0\.0001, 1: give a larger",
+      r"larger than that of the head to continue, 1 at delta=0\.0001",
     ),
   ],
 )

@@ -34,7 +34,7 @@ TRAIN --head lamb auto -> 'auto' is one argument too many for train; see
 TRAIN --epsilon one -> --epsilon 'one' is not a number:
 TRAIN --epsilon 0.5,2 -> train takes one epsilon, and sweep --epsilons 0.5 2 ta
 TRAIN --epsilon 0 -> --epsilon=0 must be positive
-TRAIN --epsilon inf -> for no privacy at all there is the --baseline of sweep.
+TRAIN --epsilon inf -> `oneshot-dp sweep --baseline` makes a head without
 TRAIN --epsilon 30 -> --epsilon=30 is more than 20 and protects almost nobody:
 TRAIN --delta 0 -> delta=0.0 must lie strictly between 0 and 1.
 TRAIN --delta 0.1 -> delta=0.1 is not below 1/n = 0.0056: such a
@@ -121,7 +121,7 @@ demo --out gs://bucket/d -> name a folder on a disk.
 demo --out head -> --out head holds other files: name a new folder.
 import empty.npz --out o -> is not a readable npz (write it again): File is not
 import start.npz --out o -> has no column embedding (or train_embedding): it has
-import empty --out o -> nothing: give a folder of a folder of images for each
+import empty --out o -> has no .npz or .parquet of embeddings
 import fifo.npz --out o -> not a regular file
 import https://x.org/a.npz --out o -> address that is not read here: download it
 import train --out o -> 'train' is a feature cache, and no source of one: give i
