@@ -17,7 +17,7 @@ from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
 from oneshot_dp.extract.backbones import user_function
 from oneshot_dp.extract.backbones.family import FAMILIES
 from oneshot_dp.extract.backbones.kinds import BackboneSpec
-from oneshot_dp.extract.backbones.names import backbone_spec
+from oneshot_dp.extract.backbones.names import backbone_spec, nearest_names
 from oneshot_dp.extract.backbones.network_files import (
   load_network,
   read_without_classifier,
@@ -216,9 +216,14 @@ def load_backbone(
   spec = backbone_spec(name)
   location = weights or spec.weights
   if location is None:
+    # `vit_b17` follows the pattern of names, but is more likely a slip.
+    nearest = nearest_names(name)
+    hint = ""
+    if nearest and name not in nearest:
+      hint = f"did you mean {' or '.join(nearest)}? If not, "
     raise InputError(
-      f"--backbone {name} has no weights that are published as plain arrays:"
-      " give --weights, a path or an address of an npz or safetensors."
+      f"--backbone {name} has no weights to download: {hint}give --weights, a"
+      " path or an address of an npz or safetensors."
     )
   if compute_dtype is None:
     compute_dtype = _default_compute_dtype()

@@ -300,7 +300,7 @@ def backbone_spec(name: str) -> BackboneSpec:
   for kind in KINDS:
     if re.fullmatch(kind.name, name):
       return dataclasses.replace(kind, name=name)
-  nearest = difflib.get_close_matches(name.lower(), _SPECS, n=3)
+  nearest = nearest_names(name)
   hint = ""
   if nearest:
     hint = f"did you mean {' or '.join(nearest)}? "
@@ -308,3 +308,12 @@ def backbone_spec(name: str) -> BackboneSpec:
     f"--backbone {name[:200]!a} is unknown: {hint}`oneshot-dp extract --help`"
     " lists the names; a function of your own is FILE.py:FUNCTION."
   )
+
+
+def nearest_names(name: str) -> list[str]:
+  """Returns the listed names that a name may have been meant for.
+
+  >>> nearest_names("vitb16")
+  ['vit_b16', 'vit_s16', 'vit_l16']
+  """
+  return difflib.get_close_matches(name.lower(), _SPECS, n=3)

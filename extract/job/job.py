@@ -272,12 +272,12 @@ def progress_bar(caption: str, total: int) -> tqdm:
     A bar that `update(count)` moves.
   """
   if sys.stderr.isatty():
-    return tqdm(total=total, desc=caption, unit="image", smoothing=0.1)
+    return tqdm(total=total, desc=caption, unit=" images", smoothing=0.1)
   # In a log nothing is said before there is a rate.
   return tqdm(
     total=total,
     desc=caption,
-    unit="image",
+    unit=" images",
     smoothing=0.1,
     delay=1,
     bar_format="{desc}: {percentage:.0f} %, {rate_fmt}, {remaining} left\n",

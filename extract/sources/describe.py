@@ -301,7 +301,7 @@ def _scan_images(
   scanned = prefetch_map(
     scan, range(total), _MAX_AHEAD, threads, _IMAGES_PER_TASK
   )
-  with tqdm(total=total, desc="inspect", unit="image", disable=None) as bar:
+  with tqdm(total=total, desc="inspect", unit=" images", disable=None) as bar:
     for _ in scanned:
       bar.update()
   report.num_images = total

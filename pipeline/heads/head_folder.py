@@ -297,7 +297,7 @@ def _write_new_file(path: Path, content: bytes, *, is_private: bool) -> None:
 def _describe_no_head(folder: Path) -> str:
   """Describes a folder that has no receipt, for messages."""
   if places.exists(folder / "results.json"):
-    return "is a run of several heads, each in a folder of its own"
+    return "is a run of several heads, each in a folder of its own in heads/"
   # A store has no folders that could exist.
   if not isinstance(folder, places.Url) and not os.path.lexists(folder):
     return "does not exist"
@@ -388,4 +388,7 @@ def _stated_releases(stated: Mapping[str, Any]) -> tuple[Release, ...]:
 
 
 def _damaged(path: Path, fault: str) -> InputError:
-  return InputError(f"{path} is damaged: {fault}; train the head again.")
+  return InputError(
+    f"{path} is damaged: {fault}; put back the file as train wrote it, or train"
+    " another head, which is charged."
+  )

@@ -175,7 +175,9 @@ def _difference_to_ledger(
   # with a receipt that promises more.
   if released is None:
     return "these weights were not released for any of its charges"
-  if saved is None or saved.receipt_sha256 != released.receipt_sha256:
+  if saved is None:
+    return "these weights were released, but a file beside them is damaged"
+  if saved.receipt_sha256 != released.receipt_sha256:
     return "these weights were released, but with another receipt"
   # What is NOT PRIVATE has no cost: it must be in the ledger all the same.
   cost = 0.0

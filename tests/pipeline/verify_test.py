@@ -240,7 +240,7 @@ class TestDamagedFiles:
     head = deliver_head(ledger, tmp_path / "head")
     (head / name).write_text("{}")
 
-    assert_not_verified(capsys, head, "with another receipt")
+    assert_not_verified(capsys, head, "a file beside them is damaged")
     (fault,) = verify_head(head, ledger).faults
     assert f"{name} is damaged" in fault
     ledger.path.unlink()
