@@ -160,7 +160,10 @@ def _describe_source(source: Source) -> str:
   names = ", ".join(source.class_names[:_SHOWN_CLASSES])
   if len(source.class_names) > _SHOWN_CLASSES:
     names += ", …"
-  return f"{source.name}: {len(source.class_names)} classes ({names})"
+  return (
+    f"{source.name}, split {source.split}: {len(source.class_names)} classes"
+    f" ({names})"
+  )
 
 
 def _make_shards(job: Job, options: "PipelineOptions | None") -> list[Shard]:

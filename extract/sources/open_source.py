@@ -135,7 +135,8 @@ def _report_passed_over(root: str, others: Sequence[str]) -> None:
     print(f"WARNING: {shown}", file=sys.stderr)
   if others:
     suffixes = {os.path.splitext(path)[1].lower() for path in others}
-    message = f"{root}: {len(others):,} files, {', '.join(sorted(suffixes))}"
+    noun = "file" if len(others) == 1 else "files"
+    message = f"{root}: {len(others):,} {noun}, {', '.join(sorted(suffixes))}"
     shown = escaped(message, but="")[:_PASSED_OVER_CHARACTERS]
     print(f"passed over in {shown}", file=sys.stderr)
 

@@ -314,7 +314,8 @@ def _check_follows(
   Types count: 1 is not 1.0 here, and True is not 1.
   """
   # Names of both sides: a field that is missing is as wrong as one too many.
-  for name in {*written, *derived}:
+  # Sorted, so that the same file is refused in the same words each time.
+  for name in sorted({*written, *derived}):
     value = written[name]
     expected = derived[name]
     if isinstance(value, float) and isinstance(expected, float):

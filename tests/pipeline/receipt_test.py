@@ -224,6 +224,14 @@ class TestEdits:
         assert part == "stated"  # names and words follow from nothing
     assert num_refused > 100
 
+  def test_an_edited_noise_is_refused_for_its_epsilon(self, private_folder):
+    """In the same words each time, whatever order a set of names has."""
+    receipt = json.loads((private_folder / "receipt.json").read_text())
+    receipt["stated"]["releases"][0]["noise_multiplier"] *= 2
+
+    with pytest.raises(InputError, match="'epsilon is "):
+      check_receipt(receipt)
+
   def test_white_space_is_nobodys_claim(self, private_folder):
     receipt_file = private_folder / "receipt.json"
     receipt = json.loads(receipt_file.read_text())

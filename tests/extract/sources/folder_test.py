@@ -69,6 +69,12 @@ def test_files_that_are_no_images_are_reported(birds, capsys):
   assert r": 4 files, .\x1b[2j, .jxl, .md, .txt" in message
 
 
+def test_one_file_that_is_no_image_is_reported_as_one(tmp_path, capsys):
+  write_files(tmp_path, "a/x.png", "a/notes.txt")
+  open_dataset(tmp_path)
+  assert ": 1 file, .txt" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
   "name", ["my__MACOSX.png", "lost+found.png", "x.y.png"]
 )
