@@ -122,9 +122,9 @@ def _open_images(config: SourceConfig, root: str, files: FileTable) -> Source:
   if config.image or config.label:
     raise InputError("--image and --label are for tables, not for folders.")
   source = open_folder(config, root, files)
-  _report_passed_over(
-    root, [path for path in files.paths() if not is_image(path)]
-  )
+  if len(source) < len(files):  # of millions, names are looked at once
+    others = [path for path in files.paths() if not is_image(path)]
+    _report_passed_over(root, others)
   return source
 
 
