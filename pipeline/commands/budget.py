@@ -200,6 +200,8 @@ def _describe_entry(entry: "LedgerEntry") -> str:
   if entry.kind == "cap":
     return f"cap set to {Cap(entry.epsilon, entry.delta or 0.0)}"
   what = f"{entry.description} per {entry.unit}; charge {entry.id[:12]}"
+  if entry.parent_charge_id is not None:
+    what += f", the difference to charge {entry.parent_charge_id[:12]}"
   if entry.mu_squared is None:
     what += "; NOT PRIVATE"
   return what
