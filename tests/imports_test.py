@@ -28,6 +28,7 @@ FLOORS = {
   "oneshot_dp.linear_dp": (
     Layer("noise", "accounting", "distributed", independent=False),
     Layer("dataset", "quantize", "privacy_units", independent=False),
+    "dataset_from_arrays",
     Layer("rows", "statistics", independent=False),
     Layer("sum_kernels", "private_sums", independent=False),
     "heads",

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import ml_dtypes
 import msgspec
 import numpy as np
-from jaxtyping import Int64, Shaped, UInt64
+from jaxtyping import Shaped
 
 from oneshot_dp.configs.errors import InputError, check_name
 from oneshot_dp.configs.extract_config import (
@@ -302,36 +302,6 @@ def _check_parts(info: CacheInfo, fingerprint: Any) -> None:
   is_complete = len(files) == info.num_shards
   if info.fingerprint != fingerprint or files != expected or not is_complete:
     raise ValueError("its parts do not fit each other")
-
-
-def image_key(image: bytes | np.ndarray) -> UInt64[np.ndarray, "2"]:
-  """128 bits that identify an image; its random views are seeded by them, too.
-
-  *Formal guarantee*: a function of the image alone.
-
-  Args:
-    image: the encoded file, or pixels [h, w, channels] uint8.
-
-  Returns:
-    Two words of 64 bits.
-  """
-  data = image if isinstance(image, bytes) else image.tobytes()
-  digest = hashlib.blake2b(data, digest_size=16).digest()
-  return np.frombuffer(digest, "<u8")
-
-
-def image_units(
-  image_key: UInt64[np.ndarray, "n 2"],
-) -> Int64[np.ndarray, " n"]:
-  """The `unit_id` of each row where all rows of one image are a unit.
-
-  It is 63 bits of the image's hash, which whoever has the image can compute:
-  like all unit ids it stays in the cache.
-
-  *Formal guarantee*: a function of the row's own image alone, so that no image
-  moves another from its unit.
-  """
-  return (image_key[:, 0] >> np.uint64(1)).astype(np.int64)
 
 
 def tfds_files(info: CacheInfo) -> dict[str, bytes]:

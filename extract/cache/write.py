@@ -34,10 +34,9 @@ from oneshot_dp.extract.cache.format import (
   CacheInfo,
   Rows,
   Shard,
-  image_units,
   tfds_files,
 )
-from oneshot_dp.extract.cache.keys import embedding_keys
+from oneshot_dp.extract.cache.keys import embedding_keys, image_units
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.row_values import validate_and_cast_rows
 from oneshot_dp.extract.cache.shard_file import (

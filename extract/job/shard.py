@@ -25,13 +25,8 @@ from oneshot_dp.configs.extract_config import (
   ExtractConfig,
 )
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
-from oneshot_dp.extract.cache.format import (
-  CacheInfo,
-  Rows,
-  Shard,
-  image_key,
-  image_units,
-)
+from oneshot_dp.extract.cache.format import CacheInfo, Rows, Shard
+from oneshot_dp.extract.cache.keys import image_key, image_units
 from oneshot_dp.extract.cache.row_values import validate_and_cast_rows
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,

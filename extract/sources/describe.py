@@ -18,7 +18,7 @@ from oneshot_dp.configs.extract_config import (
   SourceConfig,
 )
 from oneshot_dp.extract import hub
-from oneshot_dp.extract.cache.format import image_key
+from oneshot_dp.extract.cache.keys import image_key
 from oneshot_dp.extract.file_table import make_table
 from oneshot_dp.extract.image_files import DecodeError
 from oneshot_dp.extract.images import decoded

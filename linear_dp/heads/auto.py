@@ -37,8 +37,8 @@ from oneshot_dp.linear_dp.heads.nesting import moved_before, nesting_weights
 from oneshot_dp.linear_dp.heads.whitening import (
   Whitening,
   extra_disk,
+  release_mean,
   release_whitening,
-  shrink_mean,
 )
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of
@@ -46,7 +46,6 @@ from oneshot_dp.linear_dp.statistics import (
   class_counts,
   integer_kernel,
   residual,
-  row_weights,
   unit_count,
 )
 
@@ -104,8 +103,7 @@ def split_budget(
   """Decides what part of a head's μ² each release costs.
 
   Each argument says whether a release is made: the number of privacy units, the
-  class counts, the mean, the second moment. What is not released costs nothing,
-  and the steps have the rest.
+  class counts, the mean, the second moment. The steps have the rest.
   """
   unit_count = UNIT_COUNT_SHARE if counts_units else 0.0
   class_counts = CLASS_COUNTS_SHARE if balanced else 0.0
@@ -177,7 +175,7 @@ def auto(
     )
   mean = np.zeros(rows.feature_dim)
   if centered:
-    mean = _release_mean(sums, rows, n, mu_squared=split.mean * new_mu_squared)
+    mean = release_mean(sums, rows, n, mu_squared=split.mean * new_mu_squared)
   whitening = Whitening()
   if split.second_moment:
     whitening = release_whitening(
@@ -259,14 +257,6 @@ def _release_log_prior(
   return log_class_shares(counts, noise)
 
 
-def _release_mean(
-  sums: PrivateSums, rows: Rows, n: float, *, mu_squared: float
-) -> Float64[np.ndarray, " d"]:
-  """Releases the sum of the rows; returns their mean [d], shrunk by noise."""
-  total, noise = sums.release("mean", rows, row_weights, mu_squared=mu_squared)
-  return shrink_mean(total.reshape(rows.feature_dim) / n, noise / n)
-
-
 def _begin(
   rows: Rows,
   whitening: Whitening,
@@ -279,7 +269,7 @@ def _begin(
   """Returns the public part of the weights [d, K], for whitened rows.
 
   It is what steps would begin at, were this the first head: zeros, or a public
-  start at its length.
+  start whose columns have a set mean norm.
   """
   if state is not None:
     start = state.begin
@@ -291,7 +281,11 @@ def _begin(
   # is turned less by it.
   too_few = ROWS_TO_LEAVE_START * rows.data.num_classes * sigma / n
   length = START_LENGTH * math.sqrt(max(1.0, too_few))
-  return at_length(length, whitening.to_whitened(start))
+  begin = whitening.to_whitened(start)
+  current_length = np.linalg.norm(begin, axis=0).mean()
+  if current_length > 0:
+    begin = begin * (length / current_length)
+  return begin
 
 
 def _descend(
@@ -378,12 +372,6 @@ def log_class_shares(
   """
   counts = np.maximum(counts.ravel(), max(noise, 1.0))
   return np.log(counts / counts.sum())
-
-
-def at_length(length: float, kernel: Kernel) -> Kernel:
-  """Scales a kernel [d, K] to a mean norm of its columns; zeros stay zeros."""
-  current = np.linalg.norm(kernel, axis=0).mean()
-  return kernel * (length / current) if current > 0 else kernel
 
 
 def extra_memory(

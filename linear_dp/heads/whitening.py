@@ -8,7 +8,7 @@ from jaxtyping import Float64
 
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows
-from oneshot_dp.linear_dp.statistics import second_moment
+from oneshot_dp.linear_dp.statistics import row_weights, second_moment
 
 RIDGE = 2.5
 MIN_RIDGE_PER_ROW = 1e-6
@@ -44,6 +44,24 @@ class Whitening:
       kernel: weights [d, K] for whitened rows.
     """
     return kernel if self.matrix is None else self.matrix @ kernel
+
+
+def release_mean(
+  sums: PrivateSums, rows: Rows, n: float, *, mu_squared: float
+) -> Float64[np.ndarray, " d"]:
+  """Releases the sum of the rows; returns their mean [d], shrunk by noise.
+
+  Formal guarantees: one Gaussian mechanism with this μ²; the mean is
+  post-processing of what it releases.
+
+  Args:
+    sums: the Gaussian mechanism.
+    rows: all at norm 1.
+    n: the number of rows or privacy units.
+    mu_squared: the cost of this release.
+  """
+  total, noise = sums.release("mean", rows, row_weights, mu_squared=mu_squared)
+  return shrink_mean(total.reshape(rows.feature_dim) / n, noise / n)
 
 
 def release_whitening(

@@ -28,8 +28,8 @@ from oneshot_dp.configs.extract_config import ComputeDtype
 from oneshot_dp.extract.backbones import vit
 from oneshot_dp.extract.backbones.names import backbone_spec
 from oneshot_dp.extract.weights import Arrays
-from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.dataset import PrivateDataset
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from tests.benchmarks import forward_pass, stage2
 from tests.extract.backbones import drawn
 from tests.golden import seeded_heads

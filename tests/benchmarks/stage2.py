@@ -23,8 +23,8 @@ from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.cache.write import write_cache
 from oneshot_dp.linear_dp import statistics
-from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.dataset import PrivateDataset
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.rows import Rows, rows_of

@@ -10,11 +10,8 @@ from scipy import special
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadOptions
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
-from oneshot_dp.linear_dp.api import (
-  dataset_from_arrays,
-  train_head,
-  train_heads,
-)
+from oneshot_dp.linear_dp.api import train_head, train_heads
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.noise import NoiseSource

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.api import dataset_from_arrays
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 
 
 @pytest.mark.parametrize(

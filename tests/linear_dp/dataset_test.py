@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.dataset import UNIT_WEIGHT
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from oneshot_dp.linear_dp.privacy_units import _slot_numbers
 from oneshot_dp.linear_dp.quantize import ROW_NORM, room_in_ball, within_ball
 from oneshot_dp.linear_dp.rows import rows_of

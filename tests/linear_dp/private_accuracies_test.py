@@ -8,7 +8,7 @@ import pytest
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
-from oneshot_dp.linear_dp.api import dataset_from_arrays
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from oneshot_dp.linear_dp.evaluate import evaluate_heads, private_accuracies
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource

@@ -9,8 +9,8 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp import rows as rows_module
 from oneshot_dp.linear_dp import statistics
-from oneshot_dp.linear_dp.api import dataset_from_arrays
 from oneshot_dp.linear_dp.dataset import PrivateDataset
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from oneshot_dp.linear_dp.private_sums import PrivateSums
 from oneshot_dp.linear_dp.quantize import ROW_NORM, room_in_ball
 from oneshot_dp.linear_dp.rows import rows_of

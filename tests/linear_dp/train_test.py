@@ -11,7 +11,7 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadOptions, PublicStart
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
-from oneshot_dp.linear_dp.api import dataset_from_arrays
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.train import baseline, check_plan, cost, train

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from oneshot_dp.extract.cache.format import CacheInfo, Rows, image_key
+from oneshot_dp.extract.cache.format import CacheInfo, Rows
+from oneshot_dp.extract.cache.keys import image_key
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.row_values import validate_and_cast_rows
 from oneshot_dp.extract.cache.shard_file import (

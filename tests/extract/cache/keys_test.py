@@ -5,10 +5,10 @@ import pytest
 from oneshot_dp.configs.extract_config import NO_OWNER
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache import keys
-from oneshot_dp.extract.cache.format import image_key
 from oneshot_dp.extract.cache.keys import (
   direction_keys,
   embedding_keys,
+  image_key,
   keys_of,
 )
 from oneshot_dp.extract.cache.read import open_cache

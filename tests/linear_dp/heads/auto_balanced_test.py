@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from oneshot_dp.linear_dp.api import dataset_from_arrays
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from oneshot_dp.linear_dp.heads.auto import (
   BALANCED_CLIP_NORM,
   CLASS_COUNTS_SHARE,

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.head_config import HeadOptions
-from oneshot_dp.linear_dp.api import dataset_from_arrays, train_head
+from oneshot_dp.linear_dp.api import train_head
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from oneshot_dp.linear_dp.evaluate import evaluate_heads
 from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.noise import NoiseSource

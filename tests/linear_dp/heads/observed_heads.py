@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from oneshot_dp.configs.head_config import HeadOptions, PublicStart
-from oneshot_dp.linear_dp.api import dataset_from_arrays
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from oneshot_dp.linear_dp.heads.auto import auto
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums

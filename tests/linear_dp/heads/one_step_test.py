@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from oneshot_dp.configs.head_config import HeadOptions
-from oneshot_dp.linear_dp.api import dataset_from_arrays
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from oneshot_dp.linear_dp.heads.one_step import (
   OPTIMIZERS,
   clipped_rows,

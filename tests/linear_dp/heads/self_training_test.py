@@ -10,7 +10,7 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.head_config import HeadOptions, UnlabeledRows
 from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
-from oneshot_dp.linear_dp.api import dataset_from_arrays
+from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.heads.self_training import (
