@@ -6,6 +6,7 @@ mode 0600, which is gone when the process is.
 """
 
 import array
+import bisect
 import itertools
 import operator
 import os
@@ -22,11 +23,10 @@ from oneshot_dp.extract.files import disk_errors
 
 _BLOCK_BYTES = 1 << 20
 """Names are read so many bytes at a time where all of them are."""
-_BLOCK_FILES = 1 << 9
-"""And a listing is kept so many files at a time: few enough that Python's
-garbage collection does not look at them again and again."""
 _NAME_ENCODING = ("utf-8", "surrogateescape")
 """Names on a disk need not be valid UTF-8."""
+_AFTER_SLASH = chr(ord("/") + 1)
+"""Sorts behind all that is in a folder, where its name has it for the slash."""
 
 
 class File(NamedTuple):
@@ -42,6 +42,14 @@ class File(NamedTuple):
   path: str
   size: int
   version: int
+
+
+class FileColumns(NamedTuple):
+  """Some files, each a row; see `File`."""
+
+  paths: list[str]
+  sizes: list[int]
+  versions: list[int]
 
 
 class _Names:
@@ -72,7 +80,7 @@ class FileTable(Sequence[File]):
   """A sequence of `File`, in the order of their paths by code point.
 
   Iterating reads blocks of names. An element is made anew each time that it is
-  asked for, and a slice is a list.
+  asked for, and a slice is a table.
 
   Attributes:
     sizes: of each file, in bytes; see `File`.
@@ -99,10 +107,10 @@ class FileTable(Sequence[File]):
   @overload
   def __getitem__(self, index: int) -> File: ...
   @overload
-  def __getitem__(self, index: slice) -> list[File]: ...
-  def __getitem__(self, index: int | slice) -> File | list[File]:
+  def __getitem__(self, index: slice) -> "FileTable": ...
+  def __getitem__(self, index: int | slice) -> "File | FileTable":
     if isinstance(index, slice):
-      return list(self._at(index))
+      return self._at(index)
     start = int(self._starts[index])
     name = self._names.read(start, start + int(self._lengths[index]))
     path = name.decode(*_NAME_ENCODING)
@@ -110,13 +118,12 @@ class FileTable(Sequence[File]):
 
   def __iter__(self) -> Iterator[File]:
     for rows in self._blocks():
-      columns = zip(
+      columns = FileColumns(
         self._decode(rows),
         self.sizes[rows].tolist(),
         self.versions[rows].tolist(),
-        strict=True,
       )
-      yield from map(File._make, columns)
+      yield from map(File, *columns)
 
   def paths(self) -> Iterator[str]:
     """The path of each file, in order."""
@@ -127,11 +134,32 @@ class FileTable(Sequence[File]):
     """Returns the files for which `is_kept` is true."""
     return self._at(is_kept)
 
-  def below(self, prefix: str) -> "FileTable":
-    """The files whose paths begin with `prefix`, by what follows it."""
-    begins = (path.startswith(prefix) for path in self.paths())
-    is_below = np.fromiter(begins, bool, len(self))
-    return self._at(is_below, len(prefix.encode(*_NAME_ENCODING)))
+  def folders(self) -> dict[str, slice]:
+    """The folders directly in the one that was listed, if they have files.
+
+    Returns:
+      For the name of each, in order, which rows are its files.
+    """
+    # Files of a folder are neighbors, as all come in the order of their paths:
+    # of millions of files a few names are read for each folder.
+    rows_of: dict[str, slice] = {}
+    row = 0
+    while row < len(self):
+      folder, slash, _ = self[row].path.partition("/")
+      if not slash:  # a file that is in no folder
+        row += 1
+        continue
+      after = f"{folder}{_AFTER_SLASH}"
+      stop = bisect.bisect(self, after, row, key=operator.attrgetter("path"))
+      rows_of[folder] = slice(row, stop)
+      row = stop
+    return rows_of
+
+  def below(self, folder: str) -> "FileTable":
+    """The files in a folder of this one, by their paths relative to it."""
+    skipped = f"{folder}/".encode(*_NAME_ENCODING)
+    rows = self.folders().get(folder, slice(0, 0))
+    return self._at(rows, len(skipped))
 
   def _at(
     self, rows: slice | np.ndarray, skipped_bytes: int = 0
@@ -171,12 +199,26 @@ class FileTable(Sequence[File]):
     return paths
 
 
-def make_table(listed: Iterable[File]) -> FileTable:
+def columns_of(files: Sequence[File]) -> FileColumns:
+  """Returns files as columns; of a `FileTable`, no `File` is made."""
+  if isinstance(files, FileTable):
+    sizes = files.sizes.tolist()
+    versions = files.versions.tolist()
+    return FileColumns(list(files.paths()), sizes, versions)
+  columns = FileColumns([], [], [])
+  for file in files:
+    columns.paths.append(file.path)
+    columns.sizes.append(file.size)
+    columns.versions.append(file.version)
+  return columns
+
+
+def make_table(listed: Iterable[FileColumns]) -> FileTable:
   """Keeps the files of a listing, as they come.
 
   Args:
-    listed: files, each once. Where they do not come in the order of their paths
-      they are sorted, all of them in memory.
+    listed: files, each once, in blocks. Where they do not come in the order of
+      their paths they are sorted, all of them in memory.
 
   Raises:
     RunError: a file comes twice, or the disk of temporary files refuses.
@@ -188,16 +230,17 @@ def make_table(listed: Iterable[File]) -> FileTable:
   versions = array.array("I")
   previous = ""  # is before all paths
   in_order = True
-  files = iter(listed)
   # A block at a time: what is done for each file takes most of the time.
-  while block := list(itertools.islice(files, _BLOCK_FILES)):
-    paths, block_sizes, block_versions = zip(*block, strict=True)
+  for block in listed:
+    paths = block.paths
+    if not paths:
+      continue
     encoded = "\0".join(paths).encode(*_NAME_ENCODING) + b"\0"
     with disk_errors(tempfile.gettempdir()):
       names.append(encoded)
     lengths.extend(map(len, encoded.split(b"\0")[:-1]))
-    sizes.extend(block_sizes)
-    versions.extend(block_versions)
+    sizes.extend(block.sizes)
+    versions.extend(block.versions)
     # Disks and most stores list in order. Where one does not, files are sorted
     # once: the order decides the number of each image.
     in_order = in_order and previous < paths[0]
@@ -232,4 +275,4 @@ def _sorted(table: FileTable) -> FileTable:
       raise RunError(
         f"{escaped(file.path)} was listed twice; run the same command again."
       )
-  return make_table(files)
+  return make_table([columns_of(files)])

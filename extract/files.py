@@ -13,12 +13,14 @@ import pathlib
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 
 MOST_BYTES = 1 << 30
 """A larger file that is read whole is taken for a mistake."""
+_BLOCK_FILES = 512
+"""Files are listed so many at a time, at the most."""
 
 
 class TooLargeError(InputError):
@@ -123,10 +125,24 @@ def _read_errors(path: str | os.PathLike) -> Iterator[None]:
     raise InputError(f"{shown} cannot be read: {e.strerror}.") from e
 
 
+class FileBlock(NamedTuple):
+  """Some files of a listing, in its order.
+
+  Attributes:
+    names: relative to what is listed.
+    sizes: in bytes; -1 marks what cannot be read.
+    versions: of each file, what tells it from a later one of the same name.
+  """
+
+  names: list[str]
+  sizes: list[int]
+  versions: list[str]
+
+
 def walk(
   folder: str, name: str = "", inside: tuple[tuple[int, int], ...] = ()
-) -> Iterator[tuple[str, tuple[int, str]]]:
-  """Yields the name, bytes and version of each file below a folder.
+) -> Iterator[FileBlock]:
+  """Yields the name, bytes and version of each file below a folder, in blocks.
 
   Files come in the order of their names by code point; only the names of one
   folder at a time are in memory. A place that is not a folder has no files. A
@@ -149,27 +165,40 @@ def walk(
   except PermissionError:
     if not inside:
       raise
-    yield name, (-1, "")
+    yield FileBlock([name], [-1], [""])
     return
   # A link may lead back up: to follow it would never end.
   here = (status.st_dev, status.st_ino)
   if here in inside:
-    yield name, (-1, "")
+    yield FileBlock([name], [-1], [""])
     return
   # What is in a folder sorts by a name that goes on with a slash.
   entries.sort(key=_sort_key)
+  prefix = f"{name}/" if name else ""
+  block = FileBlock([], [], [])
   for entry in entries:
-    inner = f"{name}/{entry.name}" if name else entry.name
+    inner = prefix + entry.name
     if entry.is_dir():
+      yield block
+      block = FileBlock([], [], [])
       yield from walk(entry.path, inner, (*inside, here))
-    elif entry.is_file():
+      continue
+    size = -1
+    version = ""
+    if entry.is_file():
       try:
         status = entry.stat()
       except FileNotFoundError:  # it has just gone
         continue
-      yield inner, (status.st_size, str(status.st_mtime_ns))
-    else:
-      yield inner, (-1, "")
+      size = status.st_size
+      version = str(status.st_mtime_ns)
+    block.names.append(inner)
+    block.sizes.append(size)
+    block.versions.append(version)
+    if len(block.names) == _BLOCK_FILES:
+      yield block
+      block = FileBlock([], [], [])
+  yield block
 
 
 def _sort_key(entry: os.DirEntry[str]) -> str:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.extract import files
+from oneshot_dp.extract.files import FileBlock
 from oneshot_dp.extract.object_store import (
   Listing,
   RangeReader,
@@ -110,11 +111,18 @@ def list_files(store: Store) -> dict[str, tuple[int, str]]:
     one of the same name. On a disk, what cannot be read has -1 bytes (see
     `files.walk`).
   """
-  return dict(sorted(iterate_files(store)))
+  listed: dict[str, tuple[int, str]] = {}
+  for block in iterate_blocks(store):
+    for name, size, version in zip(*block, strict=True):
+      listed[name] = (size, version)
+  return dict(sorted(listed.items()))
 
 
-def iterate_files(store: Store) -> Iterator[tuple[str, tuple[int, str]]]:
-  """Yields what `list_files` returns, unsorted in S3's directory buckets."""
+def iterate_blocks(store: Store) -> Iterator[FileBlock]:
+  """Yields what `list_files` returns, unsorted in S3's directory buckets.
+
+  In blocks, because of millions of files each step for one file counts.
+  """
   if store.remote is None:
     with _errors(store, "", "list"):
       yield from files.walk(store.place)
@@ -124,8 +132,12 @@ def iterate_files(store: Store) -> Iterator[tuple[str, tuple[int, str]]]:
     entries = _call(store, "", "list", listing.next_entries)
     if not entries:
       return
+    block = FileBlock([], [], [])
     for entry in entries:
-      yield entry["path"], (entry["size"], version_of(entry))
+      block.names.append(entry["path"])
+      block.sizes.append(entry["size"])
+      block.versions.append(version_of(entry))
+    yield block
 
 
 def folder_names(store: Store) -> list[str]:

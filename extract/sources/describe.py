@@ -19,7 +19,7 @@ from oneshot_dp.configs.extract_config import (
 )
 from oneshot_dp.extract import hub
 from oneshot_dp.extract.cache.keys import image_key
-from oneshot_dp.extract.file_table import make_table
+from oneshot_dp.extract.file_table import columns_of, make_table
 from oneshot_dp.extract.image_files import DecodeError
 from oneshot_dp.extract.images import decoded
 from oneshot_dp.extract.images_report import ImagesReport
@@ -131,15 +131,15 @@ def _describe_folder(
   images = [file for file in files if is_image(file.path)]
   others = [file.path for file in files if not is_image(file.path)]
   report.passed_over += others
-  splits = [
-    f for f in listed_files.folders_in(root, make_table(files)) if is_split(f)
-  ]
+  table = make_table([columns_of(files)])
+  splits = [f for f in listed_files.folders_in(root, table) if is_split(f)]
   # CLASS/FILE, or SPLIT/CLASS/FILE where there are splits.
   depth = 2 if splits else 1
   strays = {file for file in images if file.path.count("/") < depth}
   for stray in sorted(strays):
     report.faults.append(f"{stray.path!r}: in no class folder")
-  sound = make_table(file for file in files if file not in strays)
+  in_folders = [file for file in files if file not in strays]
+  sound = make_table([columns_of(in_folders)])
   labeled: list[Source] = []
   for split in splits or [None]:
     split_config = dataclasses.replace(config, split=split)

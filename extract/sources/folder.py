@@ -12,10 +12,10 @@ that of `find * | LC_ALL=C sort` on every machine.
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Int32
+from jaxtyping import Bool
 
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import (
@@ -55,15 +55,15 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
   if split in folders:
     root = os.path.join(root, split)
     prefix = f"{split}/"
-    files = files.below(prefix)
+    files = files.below(split)
     folders = listed_files.folders_in(root, files)
   # After the split was chosen: a broken link in another split is no concern of
   # this one.
   listed_files.refuse_broken(root, files)
   images = files.select(_are_images(files))
-  _refuse_strays(root, images)
-  with_images, folder_numbers = _folders_of(images)
-  names = _class_names(config, root, folders, with_images)
+  rows_of = images.folders()
+  _refuse_strays(root, images, rows_of)
+  names = _class_names(config, root, folders, list(rows_of))
   units = None
   if config.units is not None:
     paths = [prefix + path for path in images.paths()]
@@ -74,14 +74,16 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
   # The label of an image is the number of its folder's name, in sorted order:
   # the same on every machine.
   label_of = {name: label for label, name in enumerate(names)}
-  labels = np.array([label_of[folder] for folder in with_images], np.int32)
+  labels = np.empty(len(images), np.int32)
+  for folder, rows in rows_of.items():
+    labels[rows] = label_of[folder]
   return Source(
     name=config.name or name,
     split=split,
     class_names=names,
     num_classes_source=_num_classes_source(config, root),
     unit=EXAMPLE if units is None else units.unit,
-    labels=labels[folder_numbers],
+    labels=labels,
     unit_ids=None if units is None else units.unit_ids,
     weight_divisors=None if units is None else units.weight_divisors,
     root=root,
@@ -92,34 +94,21 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
 
 
 def _are_images(files: FileTable) -> Bool[np.ndarray, " n"]:
-  named = (is_image(path) for path in files.paths())
-  return np.fromiter(named, bool, len(files))
+  return np.fromiter(map(is_image, files.paths()), bool, len(files))
 
 
-def _folders_of(images: FileTable) -> tuple[list[str], Int32[np.ndarray, " n"]]:
-  """The class folders that have images, and of each image its folder's number.
-
-  A number for each image takes four bytes, and a name fifty.
-  """
-  number_of: dict[str, int] = {}
-
-  def numbers() -> Iterator[int]:
-    for path in images.paths():
-      folder = path.partition("/")[0]
-      yield number_of.setdefault(folder, len(number_of))
-
-  folder_numbers = np.fromiter(numbers(), np.int32, len(images))
-  return list(number_of), folder_numbers
-
-
-def _refuse_strays(root: str, images: FileTable) -> None:
+def _refuse_strays(
+  root: str, images: FileTable, rows_of: Mapping[str, slice]
+) -> None:
+  """InputError: an image is in none of the folders that have these rows."""
+  if sum(rows.stop - rows.start for rows in rows_of.values()) == len(images):
+    return
   strays = [path for path in images.paths() if "/" not in path]
-  if strays:
-    raise InputError(
-      f"{root!r} has images outside any class folder: {format_names(strays)};"
-      " move them into the folder of their class, or name the folder above, if"
-      " this is one class (images without a class are for predict)."
-    )
+  raise InputError(
+    f"{root!r} has images outside any class folder: {format_names(strays)};"
+    " move them into the folder of their class, or name the folder above, if"
+    " this is one class (images without a class are for predict)."
+  )
 
 
 def _name_and_split(

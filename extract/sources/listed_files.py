@@ -15,7 +15,13 @@ from typing import BinaryIO
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.file_table import File, FileTable, make_table
+from oneshot_dp.extract.file_table import (
+  File,
+  FileColumns,
+  FileTable,
+  make_table,
+)
+from oneshot_dp.extract.files import FileBlock
 from oneshot_dp.extract.sources.limits import MAX_IMAGE_BYTES
 from oneshot_dp.extract.storage import Store
 
@@ -43,11 +49,25 @@ def files_in(folder: str) -> FileTable:
   return make_table(_listed(folder))
 
 
-def _listed(folder: str) -> Iterator[File]:
-  listing = storage.iterate_files(storage.store_at(folder))
-  for path, (size, version) in listing:
-    if not is_ignored(path):
-      yield _file(path, size, version)
+def _listed(folder: str) -> Iterator[FileColumns]:
+  for block in storage.iterate_blocks(storage.store_at(folder)):
+    kept = block
+    # A file is ignored for one name in its path, so all paths of a block are
+    # looked at as one. Mostly nothing in it is ignored.
+    if is_ignored("/".join(block.names)):
+      kept = _without_ignored(block)
+    versions = [_version_number(version) for version in kept.versions]
+    yield FileColumns(kept.names, kept.sizes, versions)
+
+
+def _without_ignored(block: FileBlock) -> FileBlock:
+  kept = FileBlock([], [], [])
+  for name, size, version in zip(*block, strict=True):
+    if not is_ignored(name):
+      kept.names.append(name)
+      kept.sizes.append(size)
+      kept.versions.append(version)
+  return kept
 
 
 def folders_in(folder: str, files: FileTable) -> list[str]:
@@ -66,7 +86,7 @@ def folders_in(folder: str, files: FileTable) -> list[str]:
   """
   # Files alone do not show a folder that is empty. It may be a class of no
   # image, and whether it is one must not depend on the images.
-  names = {path.partition("/")[0] for path in files.paths() if "/" in path}
+  names = set(files.folders())
   if storage.is_url(folder):
     candidates = storage.folder_names(storage.store_at(folder))
   else:
@@ -218,7 +238,11 @@ def format_names(names: Sequence[str]) -> str:
 
 
 def _file(path: str, size: int, version: str) -> File:
-  return File(path, size, zlib.crc32(version.encode()))
+  return File(path, size, _version_number(version))
+
+
+def _version_number(version: str) -> int:
+  return zlib.crc32(version.encode())
 
 
 def _store_and_name(path: str) -> tuple[Store, str]:

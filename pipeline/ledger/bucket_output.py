@@ -159,7 +159,7 @@ class BucketOutput(StagedOutput):
   def _refuse_other_objects(self) -> None:
     """Refuses a folder that has objects which a killed run did not put."""
     sizes = {}
-    for name, (size, _) in storage.iterate_files(self._store):
+    for name, (size, _) in storage.list_files(self._store).items():
       sizes[name] = size
     # A listing may lag behind what was put, and these tell of a whole output.
     for name in _PUT_LAST:
