@@ -229,15 +229,21 @@ class _Graph(threading.Thread):
 
   def has_ended(self) -> bool:
     """Whether the engine said so; a lost job server says nothing."""
-    is_lost = type(self.error).__module__.startswith("grpc")
-    return self.finished.is_set() and not is_lost
+    return self.finished.is_set() and not _is_lost_server(self.error)
+
+
+def _is_lost_server(error: BaseException | None) -> bool:
+  """Whether a job server ended, or cannot be reached any more."""
+  return type(error).__module__.startswith("grpc")
 
 
 class _LostWorkers:
   """Notices worker processes that end, which Beam's local runner does not.
 
   It starts each by a thread that ends with an error when the process does, and
-  goes on waiting for the process for ever. So this hook sees the error.
+  goes on waiting for the process for ever. So this hook sees the error. It also
+  keeps back the traceback of the thread that reads the messages of a job server
+  that was lost: the graph ends with the same error, which is told in one line.
   """
 
   def __init__(self):
@@ -252,6 +258,8 @@ class _LostWorkers:
     threading.excepthook = self._hook
 
   def _thread_ended(self, ended: threading.ExceptHookArgs) -> None:
+    if _is_lost_server(ended.exc_value):
+      return
     worker_exit = _WORKER_EXIT.search(str(ended.exc_value))
     if worker_exit is None:
       self._hook(ended)

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
+import grpc
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.job import on_beam
 from oneshot_dp.extract.job.job import run_extraction
 from oneshot_dp.extract.job.job_server import check_engine
 from oneshot_dp.extract.job.on_beam import pipeline_options
@@ -114,6 +117,19 @@ def test_a_portable_runner_without_a_job_server_names_the_flag():
 )
 def test_engines_within_the_command_need_no_address(flags):
   check_engine(pipeline_options(flags))
+
+
+@pytest.mark.filterwarnings(
+  "error::pytest.PytestUnhandledThreadExceptionWarning"
+)
+def test_a_thread_of_beam_that_loses_the_job_server_prints_no_traceback():
+  with grpc.insecure_channel(f"localhost:{free_port()}") as channel:
+    thread = threading.Thread(target=channel.unary_unary("/ask"), args=(b"",))
+    with on_beam._LostWorkers() as lost:
+      thread.start()
+      thread.join()
+
+  assert lost.statuses == []
 
 
 @pytest.mark.slow
