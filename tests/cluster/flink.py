@@ -9,24 +9,17 @@ Beam's part of it (pom.xml). What is tested with it is in kills.py.
 import json
 import pathlib
 import urllib.request
-from typing import Any, Self
+from typing import Any
 
-from tests.cluster.processes import (
-  HERE,
-  OUR_POOL,
-  ROOT,
-  Processes,
-  fetch,
-  free_port,
-  job_server_jar,
-  kill_servers_of,
-  listens,
+from tests.cluster.engine import Engine, EngineCluster
+from tests.cluster.processes import OUR_POOL, QUICK_JAVA, free_port, listens
+
+FLINK = Engine(
+  name="flink",
+  pom="pom.xml",
+  jars_sha256="d48aa836447648803693560de9fa84be15fa7f9c408f3ee20b6cd6d4da4f16f6",
+  job_server_class="org.apache.beam.runners.flink.FlinkJobServerDriver",
 )
-
-JARS = ROOT / "build" / "flink"
-JARS_SHA256 = "d48aa836447648803693560de9fa84be15fa7f9c408f3ee20b6cd6d4da4f16f6"
-JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
-TASK_MANAGERS = 3
 PARALLELISM = 2
 SETTINGS = {
   "jobmanager.rpc.address": "127.0.0.1",
@@ -47,6 +40,8 @@ SETTINGS = {
   "taskmanager.memory.network.min": "32m",
   "taskmanager.memory.network.max": "32m",
   "taskmanager.memory.managed.size": "32m",
+  # A TaskManager that is up before the JobManager soon asks again.
+  "cluster.registration.error-delay": 1000,
   # Whatever dies is noticed soon.
   "heartbeat.interval": 1000,
   "heartbeat.timeout": 6000,
@@ -57,90 +52,55 @@ SETTINGS = {
 }
 
 
-def fetch_jars() -> None:
-  """Puts the jars of pom.xml into `JARS`, and checks that it is those."""
-  fetch(HERE / "pom.xml", JARS, JARS_SHA256)
+class FlinkRunnerCluster(EngineCluster):
+  """JobManager, and TaskManagers with their pools."""
 
-
-def runner_jar() -> pathlib.Path:
-  """The job server that FlinkRunner starts."""
-  fetch_jars()
-  return job_server_jar("flink", JARS, JOB_SERVER)
-
-
-class FlinkCluster(Processes):
-  """JobManager, TaskManagers with their pools, and a job server."""
-
+  ENGINE = FLINK
+  WORKERS = 3
   VICTIMS = ("TaskManager",)
 
   def __init__(self, folder: pathlib.Path):
     super().__init__(folder)
-    self._rest = free_port()
-    self._rpc = free_port()
-    self._jobs = free_port()
-
-  def __enter__(self) -> Self:
-    fetch_jars()
-    conf = self.folder / "conf"
-    conf.mkdir(parents=True)
-    ports = {"jobmanager.rpc.port": self._rpc, "rest.port": self._rest}
-    text = "".join(f"{k}: {v}\n" for k, v in (SETTINGS | ports).items())
-    (conf / "flink-conf.yaml").write_text(text)
-    try:
-      self.start_java(
-        "jobmanager",
-        JARS,
-        "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint",
-        ["--configDir", conf, "--executionMode", "cluster"],
-      )
-      self.start_job_server()
-      for number in range(TASK_MANAGERS):
-        self.start_worker(number)
-      self.wait_for_workers()
-    except BaseException:
-      self.__exit__()
-      raise
-    return self
+    self._rest_port = free_port()
+    self._rpc_port = free_port()
 
   @property
   def flags(self) -> list[str]:
     """What `oneshot-dp extract` needs to run here."""
-    endpoint = f"--job_endpoint=localhost:{self._jobs}"
-    parallelism = f"--parallelism={PARALLELISM}"
-    return ["--runner=PortableRunner", endpoint, parallelism, *OUR_POOL]
+    flags = [
+      *("--runner=FlinkRunner", f"--flink_master=127.0.0.1:{self._rest_port}"),
+      f"--flink_job_server_jar={FLINK.job_server_jar}",
+      *(f"--parallelism={PARALLELISM}", *OUR_POOL),
+    ]
+    for option in QUICK_JAVA:
+      flags.append(f"--job_server_jvm_properties={option}")
+    return flags
 
-  def start_job_server(self) -> None:
+  def start_master(self) -> None:
+    conf = self.folder / "conf"
+    conf.mkdir(parents=True)
+    settings = SETTINGS | {
+      "jobmanager.rpc.port": self._rpc_port,
+      "rest.port": self._rest_port,
+    }
+    text = "".join(f"{k}: {v}\n" for k, v in settings.items())
+    (conf / "flink-conf.yaml").write_text(text)
     self.start_java(
-      "jobserver",
-      JARS,
-      JOB_SERVER,
-      [
-        *("--job-host", "localhost", "--job-port", self._jobs),
-        *("--artifact-port", 0, "--expansion-port", 0),
-        f"--flink-master=127.0.0.1:{self._rest}",
-        f"--artifacts-dir={self.folder / 'artifacts'}",
-      ],
+      "jobmanager",
+      FLINK.jars,
+      "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint",
+      ["--configDir", conf, "--executionMode", "cluster"],
     )
-    self.wait("the job server", lambda: listens(self._jobs))
 
-  def kill_job_server(self) -> None:
-    self.kill("jobserver")
-
-  def wait_for_workers(self) -> None:
-    def there() -> bool:
-      try:
-        return self.rest("/overview")["taskmanagers"] == TASK_MANAGERS
-      except (OSError, ValueError):
-        return False
-
-    self.wait("the TaskManagers", there)
+  def num_workers(self) -> int:
+    return self.rest("/overview")["taskmanagers"]
 
   def start_worker(self, number: int) -> None:
     """Starts a TaskManager, and the worker pool that is "pool" to it."""
     finds_pool = self.start_pool(number)
     self.start_java(
       f"taskmanager{number}",
-      JARS,
+      FLINK.jars,
       "org.apache.flink.runtime.taskexecutor.TaskManagerRunner",
       [
         *("--configDir", self.folder / "conf"),
@@ -179,24 +139,37 @@ class FlinkCluster(Processes):
     return self.log("jobmanager").count("from state RUNNING to RESTARTING")
 
   def rest(self, path: str) -> Any:
-    url = f"http://127.0.0.1:{self._rest}{path}"
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    url = f"http://127.0.0.1:{self._rest_port}{path}"
+    with urllib.request.urlopen(url, timeout=60) as answer:
       return json.load(answer)
 
 
-class FlinkRunnerCluster(FlinkCluster):
-  """The same without a job server, which the command starts itself."""
+class FlinkCluster(FlinkRunnerCluster):
+  """The same with a job server that runs already."""
+
+  def __init__(self, folder: pathlib.Path):
+    super().__init__(folder)
+    self._job_port = free_port()
 
   @property
   def flags(self) -> list[str]:
-    return [
-      *("--runner=FlinkRunner", f"--flink_master=127.0.0.1:{self._rest}"),
-      *(f"--flink_job_server_jar={runner_jar()}", *OUR_POOL),
-      f"--parallelism={PARALLELISM}",
-    ]
+    endpoint = f"--job_endpoint=localhost:{self._job_port}"
+    parallelism = f"--parallelism={PARALLELISM}"
+    return ["--runner=PortableRunner", endpoint, parallelism, *OUR_POOL]
 
   def start_job_server(self) -> None:
-    """Nothing: each command starts its own."""
+    self.start_java(
+      "jobserver",
+      FLINK.jars,
+      FLINK.job_server_class,
+      [
+        *("--job-host", "localhost", "--job-port", self._job_port),
+        *("--artifact-port", 0, "--expansion-port", 0),
+        f"--flink-master=127.0.0.1:{self._rest_port}",
+        f"--artifacts-dir={self.folder / 'artifacts'}",
+      ],
+    )
+    self.wait("the job server", lambda: listens(self._job_port))
 
   def kill_job_server(self) -> None:
-    kill_servers_of(runner_jar())
+    self.kill("jobserver")

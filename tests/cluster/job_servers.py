@@ -18,8 +18,9 @@ import sys
 import tempfile
 import time
 
-from tests.cluster import flink, spark
+from tests.cluster.flink import FLINK
 from tests.cluster.processes import ONESHOT_DP, ROOT, CannotRun, servers_of
+from tests.cluster.spark import SPARK
 from tests.extract.cache.caches import digest
 from tests.extract.job.jobs import write_folder
 
@@ -50,12 +51,12 @@ def prism() -> tuple[pathlib.Path, list[str]]:
 
 
 def flink_runner() -> tuple[pathlib.Path, list[str]]:
-  path = flink.runner_jar()
+  path = FLINK.job_server_jar
   return path, ["--runner=FlinkRunner", f"--flink_job_server_jar={path}"]
 
 
 def spark_runner() -> tuple[pathlib.Path, list[str]]:
-  path = spark.runner_jar()
+  path = SPARK.job_server_jar
   return path, ["--runner=SparkRunner", f"--spark_job_server_jar={path}"]
 
 

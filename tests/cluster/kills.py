@@ -1,7 +1,7 @@
 """Kills workers of Flink and Spark; extractions must end with the same bytes.
 
     python -m tests.cluster.kills --kills 10 --images 2000
-    python -m tests.cluster.kills --runners FlinkRunner SparkRunner
+    python -m tests.cluster.kills --runners FlinkRunner SparkRunner --store s3
 
 A job runs over small shards. At a random moment a worker of the engine that has
 work, as the engine's REST interface says, gets SIGKILL: a TaskManager of Flink,
@@ -10,10 +10,13 @@ workers, and others are started in its place; or an executor alone. The engine's
 log must show that it noticed; the job ends, and the cache has the bytes of one
 that was made in a single process, so that no row is lost or doubled. Then jobs
 are stopped: by Ctrl-C, and by the loss of the job server; the engine must have
-none that runs soon after.
+none that runs soon after. Caches are in a folder, or in a bucket of a server of
+S3 on the loopback, which Go builds and which has its objects in a folder.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import os
 import pathlib
 import random
@@ -22,7 +25,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
+import pytest
+
+from tests.cluster.engine import EngineCluster
 from tests.cluster.flink import FlinkCluster, FlinkRunnerCluster
 from tests.cluster.processes import (
   ONESHOT_DP,
@@ -33,6 +40,12 @@ from tests.cluster.processes import (
 from tests.cluster.spark import SparkCluster
 from tests.extract.cache.caches import digest
 from tests.extract.job.jobs import write_folder
+from tests.extract.object_server import (
+  BUCKET,
+  ObjectServer,
+  real_server,
+  running,
+)
 
 SHARED = ROOT.parent / "shared" / "data"
 SHARD_ROWS = 20
@@ -47,11 +60,60 @@ CLUSTERS = {
   "FlinkRunner": FlinkRunnerCluster,
   "SparkRunner": SparkCluster,
 }
-Cluster = FlinkCluster | SparkCluster
+STOPS = ("Ctrl-C", "job server lost")
 
 
-def make_job(place: pathlib.Path, images: int) -> list[str]:
-  """Photographs in a folder; returns the words of the command."""
+@dataclasses.dataclass(frozen=True)
+class Extraction:
+  """A job that is run again and again, each time into another cache.
+
+  Attributes:
+    place: the folder of its images and of its logs.
+    words: the words of the command, but for those of its output and engine.
+    caches: the folder that has the caches, or the objects of their bucket.
+    prefix: what a cache's name begins with in the command: "", or a bucket.
+  """
+
+  place: pathlib.Path
+  words: list[str]
+  caches: pathlib.Path
+  prefix: str
+
+  def start(self, out: str, flags: list[str]) -> subprocess.Popen:
+    with (self.place / f"{out}.log").open("ab") as log:
+      return subprocess.Popen(
+        [
+          *(*ONESHOT_DP, "extract", *self.words),
+          *("--out", f"{self.prefix}{out}", *flags),
+        ],
+        cwd=self.place,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+      )
+
+  def log(self, out: str) -> str:
+    return (self.place / f"{out}.log").read_text()
+
+  def shards(self, out: str) -> int:
+    return len(list((self.caches / out).glob("*.array_record-*")))
+
+  def wait_for(self, job: subprocess.Popen, out: str, least: int) -> None:
+    while self.shards(out) < least and job.poll() is None:
+      time.sleep(0.02)
+    if job.returncode:
+      sys.exit(f"{self.log(out)}\nIt did not run.")
+
+  def check_same(self, job: subprocess.Popen, out: str) -> None:
+    """Ends the test if a job did not make the bytes of a local one."""
+    if job.returncode:
+      sys.exit(f"{self.log(out)}\nIt did not end well.")
+    if digest(self.caches / out) != digest(self.caches / "undisturbed"):
+      sys.exit(f"{self.caches / out}: not the bytes of a local run.")
+
+
+def command_words(place: pathlib.Path, images: int) -> list[str]:
+  """Writes photographs to a folder; returns the words of the command."""
   write_folder(place / "photos", images, side=32)
   words = ["photos", "--shard-rows", str(SHARD_ROWS), "--batch-size", "10"]
   words += ["--stall-seconds", "300"]
@@ -60,41 +122,43 @@ def make_job(place: pathlib.Path, images: int) -> list[str]:
   return [*words, "--backbone", "glyph_vit"]
 
 
-def start(
-  place: pathlib.Path, words: list[str], out: str, flags: list[str]
-) -> subprocess.Popen:
-  with (place / f"{out}.log").open("ab") as log:
-    return subprocess.Popen(
-      [*ONESHOT_DP, "extract", *words, "--out", out, *flags],
-      cwd=place,
-      stdin=subprocess.DEVNULL,
-      stdout=log,
-      stderr=log,
-    )
+@contextlib.contextmanager
+def extraction(
+  place: pathlib.Path, images: int, store: str
+) -> Iterator[Extraction]:
+  """The job, and the store of its caches while they are made."""
+  words = command_words(place, images)
+  if store == "folder":
+    yield Extraction(place, words, caches=place, prefix="")
+    return
+  with (
+    real_server("s3", place) as ask,
+    running(ObjectServer(ask)) as server,
+  ):
+    # Workers get the environment too.
+    os.environ |= {
+      "AWS_ENDPOINT_URL_S3": server.url,
+      "AWS_ACCESS_KEY_ID": "loopback",
+      "AWS_SECRET_ACCESS_KEY": "loopback-secret-0",
+      "AWS_REGION": "us-east-1",
+    }
+    bucket = place / "objects" / BUCKET
+    yield Extraction(place, words, caches=bucket, prefix=f"s3://{BUCKET}/")
 
 
-def shards(out: pathlib.Path) -> int:
-  return len(list(out.glob("*.array_record-*")))
-
-
-def wait_for(job: subprocess.Popen, out: pathlib.Path, least: int) -> None:
-  while shards(out) < least and job.poll() is None:
-    time.sleep(0.02)
-  if job.returncode:
-    sys.exit(f"{out.with_suffix('.log').read_text()}\nIt did not run.")
-
-
-def same(place: pathlib.Path, out: str, job: subprocess.Popen) -> None:
-  if job.returncode:
-    sys.exit(f"{(place / f'{out}.log').read_text()}\nIt did not end well.")
-  if digest(place / out) != digest(place / "undisturbed"):
-    sys.exit(f"{place / out}: not the bytes of a local run.")
+def wait_until_busy(cluster: EngineCluster, job: subprocess.Popen) -> None:
+  """Waits for the first task, so that later questions are answered at once."""
+  while job.poll() is None:
+    # Nobody answers before the job is there, and Spark's page is slow at first.
+    with contextlib.suppress(OSError, ValueError):
+      if cluster.busy():
+        return
+    time.sleep(1)
 
 
 def survive(
-  cluster: Cluster,
-  place: pathlib.Path,
-  words: list[str],
+  cluster: EngineCluster,
+  extraction: Extraction,
   number: int,
   moment: random.Random,
   limit: float,
@@ -106,19 +170,20 @@ def survive(
   out = f"{type(cluster).__name__}-killed{number}"
   kind = cluster.VICTIMS[number % len(cluster.VICTIMS)]
   begin = time.monotonic()
-  total = shards(place / "undisturbed")
+  total = extraction.shards("undisturbed")
   before = cluster.losses()
-  job = start(place, words, out, cluster.flags)
-  wait_for(job, place / out, 1 + moment.randrange(total - 4))
+  job = extraction.start(out, cluster.flags)
+  wait_until_busy(cluster, job)
+  extraction.wait_for(job, out, 1 + moment.randrange(total - 4))
   time.sleep(moment.uniform(0, 0.5))
-  seen = shards(place / out)
   busy = cluster.busy()
+  seen = extraction.shards(out)
   if not busy:
     sys.exit(f"{out}: no worker is busy at {seen} of {total} shards.")
   victim = moment.choice(sorted(busy))
   cluster.replace(kind, victim)
   job.wait(limit)
-  same(place, out, job)
+  extraction.check_same(job, out)
   losses = cluster.losses() - before
   if not losses:
     sys.exit(f"{out}: the engine's log shows no loss.")
@@ -131,16 +196,12 @@ def survive(
 
 
 def stop(
-  cluster: Cluster,
-  place: pathlib.Path,
-  words: list[str],
-  how: str,
-  limit: float,
+  cluster: EngineCluster, extraction: Extraction, how: str, limit: float
 ) -> str:
   """A job that is stopped; the engine soon has none, and it can go on."""
   out = f"{type(cluster).__name__}-{how.replace(' ', '-')}"
-  job = start(place, words, out, cluster.flags)
-  wait_for(job, place / out, 2)
+  job = extraction.start(out, cluster.flags)
+  extraction.wait_for(job, out, 2)
   if how == "Ctrl-C":
     job.send_signal(signal.SIGINT)
   else:
@@ -148,7 +209,7 @@ def stop(
   begin = time.monotonic()
   job.wait(STOP_SECONDS + 30)
   ended = time.monotonic() - begin
-  said = (place / f"{out}.log").read_text().splitlines()[-1]
+  said = extraction.log(out).splitlines()[-1]
   time.sleep(1)
   at_end = len(cluster.running())
   while cluster.running():
@@ -160,11 +221,11 @@ def stop(
     sys.exit(f"{how}: the job still ran, and the command said: {said}")
   if how != "Ctrl-C":
     cluster.start_job_server()
-  seen = shards(place / out)
-  total = shards(place / "undisturbed")
-  again = start(place, words, out, cluster.flags)
+  seen = extraction.shards(out)
+  total = extraction.shards("undisturbed")
+  again = extraction.start(out, cluster.flags)
   again.wait(limit)
-  same(place, out, again)
+  extraction.check_same(again, out)
   return (
     f"{how}: status {job.returncode} after {ended:.1f} s, the engine had none"
     f" after {gone:.1f} s, {seen} of {total} shards there; run again, the same"
@@ -178,6 +239,8 @@ def main() -> None:
   parser.add_argument("--kills", type=int, default=2)
   parser.add_argument("--images", type=int, default=300)
   parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--stops", nargs="*", choices=STOPS, default=STOPS)
+  parser.add_argument("--store", choices=("folder", "s3"), default="folder")
   parser.add_argument(
     "--runners", nargs="+", choices=CLUSTERS, default=["PortableRunner"]
   )
@@ -186,39 +249,36 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as folder:
     place = pathlib.Path(folder)
     os.chdir(place)  # What is relative is so to the workers too.
-    words = make_job(place, asked.images)
-    begin = time.monotonic()
-    undisturbed = start(place, words, "undisturbed", [])
-    if undisturbed.wait(START_SECONDS + IMAGE_SECONDS * asked.images):
-      sys.exit((place / "undisturbed.log").read_text())
-    took = time.monotonic() - begin
-    print(f"undisturbed, in one process: {took:.0f} s", flush=True)
-    limit = START_SECONDS + SLOWER * took
-    moment = random.Random(asked.seed)
-    for runner in asked.runners:
-      try:
-        check(runner, place, words, asked.kills, moment, limit)
-      except CannotRun as reason:
-        print(f"{runner} is not tested: {reason}.", flush=True)
+    try:
+      with extraction(place, asked.images, asked.store) as job:
+        run_all(job, asked)
+    except pytest.skip.Exception as reason:
+      print(f"Nothing is tested onto {asked.store}: {reason}", flush=True)
 
 
-def check(
-  runner: str,
-  place: pathlib.Path,
-  words: list[str],
-  kills: int,
-  moment: random.Random,
-  limit: float,
-) -> None:
-  """All jobs of a runner, on a cluster of its own."""
-  with CLUSTERS[runner](place / runner) as cluster:
-    for number in range(kills):
-      told = survive(cluster, place, words, number, moment, limit)
-      print(f"{runner}, {told}", flush=True)
-    for how in ("Ctrl-C", "job server lost"):
-      told = stop(cluster, place, words, how, limit)
-      print(f"{runner}, {told}", flush=True)
-  print(f"{runner}: {kills + 2} passed, 0 failed", flush=True)
+def run_all(extraction: Extraction, asked: argparse.Namespace) -> None:
+  """The job without an engine, and then on clusters that are disturbed."""
+  begin = time.monotonic()
+  undisturbed = extraction.start("undisturbed", [])
+  if undisturbed.wait(START_SECONDS + IMAGE_SECONDS * asked.images):
+    sys.exit(extraction.log("undisturbed"))
+  took = time.monotonic() - begin
+  print(f"undisturbed, in one process: {took:.0f} s", flush=True)
+  limit = START_SECONDS + SLOWER * took
+  moment = random.Random(asked.seed)
+  for runner in asked.runners:
+    try:
+      with CLUSTERS[runner](extraction.place / runner) as cluster:
+        for number in range(asked.kills):
+          told = survive(cluster, extraction, number, moment, limit)
+          print(f"{runner}, {told}", flush=True)
+        for how in asked.stops:
+          told = stop(cluster, extraction, how, limit)
+          print(f"{runner}, {told}", flush=True)
+      passed = asked.kills + len(asked.stops)
+      print(f"{runner}: {passed} passed, 0 failed", flush=True)
+    except CannotRun as reason:
+      print(f"{runner} is not tested: {reason}.", flush=True)
 
 
 if __name__ == "__main__":

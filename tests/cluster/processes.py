@@ -1,21 +1,17 @@
 """Processes of an engine on this machine: they start, are killed, and end.
 
-The jars of an engine come from Maven by their coordinates (pom.xml, spark.xml).
 An engine's worker has a pool of Python workers beside it, as on hosts of their
 own: each has its address, and "pool" is another one to each.
 """
 
 import contextlib
-import hashlib
 import os
 import pathlib
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 
 HERE = pathlib.Path(__file__).parent
@@ -29,8 +25,7 @@ OUR_POOL = [
   f"--environment_config=pool:{POOL[-1].partition('=')[2]}",
 ]
 """What tells an engine's worker to ask the pool beside it for Python."""
-_SERVERS = ROOT / "build" / "job_servers"
-_OPENS = [
+OPENS = [
   f"java.base/{package}"
   for package in (
     *("java.lang", "java.lang.invoke", "java.net", "java.nio"),
@@ -38,66 +33,12 @@ _OPENS = [
   )
 ]
 """Packages of Java 17 that engines want to look into."""
-_JAVA = ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+QUICK_JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""For JVMs that live for minutes: one thread collects, little is optimized."""
 
 
 class CannotRun(Exception):
   """Why there is no cluster here."""
-
-
-def fetch(pom: pathlib.Path, jars: pathlib.Path, jars_sha256: str) -> None:
-  """Puts the jars of a list for Maven into a folder, if they are not there.
-
-  `jars_sha256` is of the lines that `sha256sum` prints of them.
-  """
-  for tool in "java", "mvn":
-    if shutil.which(tool) is None:
-      raise CannotRun(f"there is no {tool} here")
-  if not jars.is_dir():
-    fetched = subprocess.run(
-      [
-        *("mvn", "--batch-mode", "--quiet", "--strict-checksums"),
-        *("--file", pom, "dependency:copy-dependencies"),
-        f"-DoutputDirectory={jars}.new",
-      ],
-      capture_output=True,
-      text=True,
-      timeout=600,
-    )
-    if fetched.returncode:
-      reason = fetched.stdout.partition("[ERROR] ")[2].partition("\n")[0]
-      raise CannotRun(f"Maven cannot fetch the jars: {reason[:200]}")
-    os.replace(f"{jars}.new", jars)
-  found = hashlib.sha256()
-  for jar in sorted(jars.glob("*.jar")):
-    digest = hashlib.sha256(jar.read_bytes()).hexdigest()
-    found.update(f"{digest}  {jar.name}\n".encode())
-  if found.hexdigest() != jars_sha256:
-    raise SystemExit(
-      f"{jars}: the SHA-256 of its list of jars is {found.hexdigest()}, not"
-      f" {jars_sha256}; delete it, and look at what Maven fetches."
-    )
-
-
-def job_server_jar(name: str, jars: pathlib.Path, main: str) -> pathlib.Path:
-  """A job server that `java -jar` starts: a jar that names the other jars.
-
-  Beam publishes each server with all that it needs in one jar, which could not
-  be had here. These are the jars that it is made of.
-  """
-  _SERVERS.mkdir(parents=True, exist_ok=True)
-  path = _SERVERS / f"{name}.jar"
-  class_path = " ".join(jar.as_uri() for jar in sorted(jars.glob("*.jar")))
-  lines = ["Manifest-Version: 1.0", f"Main-Class: {main}"]
-  lines += [f"Add-Opens: {' '.join(_OPENS)}", f"Class-Path: {class_path}"]
-  manifest = ""
-  for line in lines:
-    # A line has 72 bytes at most; one that begins with a space goes on.
-    pieces = [line[i : i + 70] for i in range(0, len(line), 70)]
-    manifest += "\n ".join(pieces) + "\n"
-  with zipfile.ZipFile(path, "w") as archive:
-    archive.writestr("META-INF/MANIFEST.MF", manifest)
-  return path
 
 
 def servers_of(path: pathlib.Path) -> list[int]:
@@ -151,9 +92,19 @@ class Processes:
     **environment: str,
   ) -> None:
     """Starts a class of some jars; Java knows of "pool" what `hosts` says."""
-    opens = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS]
+    opens = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENS]
     logs = "-Dorg.slf4j.simpleLogger.defaultLogLevel=info"
-    command = [*_JAVA, *opens, logs, "-cp", f"{jars}/*", main, *words]
+    command = [
+      "java",
+      "-Xmx256m",
+      *QUICK_JAVA,
+      *opens,
+      logs,
+      "-cp",
+      f"{jars}/*",
+      main,
+      *words,
+    ]
     self.start(name, command, **environment)
 
   def start_pool(self, number: int) -> str:

@@ -12,42 +12,26 @@ import os
 import pathlib
 import signal
 import urllib.request
-from typing import Any, Self
+from typing import Any
 
-from tests.cluster.processes import (
-  HERE,
-  OUR_POOL,
-  ROOT,
-  Processes,
-  fetch,
-  free_port,
-  job_server_jar,
-  kill_servers_of,
+from tests.cluster.engine import Engine, EngineCluster
+from tests.cluster.processes import OUR_POOL, QUICK_JAVA, free_port
+
+SPARK = Engine(
+  name="spark",
+  pom="spark.xml",
+  jars_sha256="a7d085e6f7510f47cb14e782f16e9c8b1c8a77b23a13e061f4cc8acfecec34bd",
+  job_server_class="org.apache.beam.runners.spark.SparkJobServerDriver",
 )
-
-JARS = ROOT / "build" / "spark"
-JARS_SHA256 = "a7d085e6f7510f47cb14e782f16e9c8b1c8a77b23a13e061f4cc8acfecec34bd"
-JOB_SERVER = "org.apache.beam.runners.spark.SparkJobServerDriver"
-WORKERS = 2
-EXECUTOR_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 LOSSES = ("Removing executor ", "Telling app of lost executor")
 """How the Master says that an executor, or its Worker, was lost."""
 
 
-def fetch_jars() -> None:
-  """Puts the jars of spark.xml into `JARS`, and checks that it is those."""
-  fetch(HERE / "spark.xml", JARS, JARS_SHA256)
-
-
-def runner_jar() -> pathlib.Path:
-  """The job server that SparkRunner starts."""
-  fetch_jars()
-  return job_server_jar("spark", JARS, JOB_SERVER)
-
-
-class SparkCluster(Processes):
+class SparkCluster(EngineCluster):
   """Master, and Workers with their executors and pools."""
 
+  ENGINE = SPARK
+  WORKERS = 2
   VICTIMS = ("executor", "Worker")
 
   def __init__(self, folder: pathlib.Path):
@@ -63,67 +47,50 @@ class SparkCluster(Processes):
       "SPARK_SCALA_VERSION": "2.12",
     }
 
-  def __enter__(self) -> Self:
-    fetch_jars()
-    (self.folder / "home").mkdir(parents=True)
-    (self.folder / "home" / "jars").symlink_to(JARS)
-    try:
-      self.start_java(
-        "master",
-        JARS,
-        "org.apache.spark.deploy.master.Master",
-        [
-          *("--host", "127.0.0.1", "--port", self._port),
-          *("--webui-port", self._page),
-        ],
-        **self._environment,
-      )
-      for number in range(WORKERS):
-        self.start_worker(number)
-      self.wait_for_workers()
-    except BaseException:
-      self.__exit__()
-      raise
-    return self
-
   @property
   def flags(self) -> list[str]:
     """What `oneshot-dp extract` needs to run here."""
-    properties = {
-      "spark.ui.port": self._driver_page,
-      "spark.driver.host": "127.0.0.1",
-      "spark.driver.bindAddress": "127.0.0.1",
-    }
-    flags = []
-    for name, value in properties.items():
-      flags.append(f"--job_server_jvm_properties=-D{name}={value}")
-    return [
-      *("--runner=SparkRunner", f"--spark_job_server_jar={runner_jar()}"),
-      f"--spark_master_url=spark://127.0.0.1:{self._port}",
-      *(*flags, *OUR_POOL),
+    jar = SPARK.job_server_jar
+    options = [
+      f"-Dspark.ui.port={self._driver_page}",
+      "-Dspark.driver.host=127.0.0.1",
+      "-Dspark.driver.bindAddress=127.0.0.1",
+      *QUICK_JAVA,
     ]
+    flags = [
+      *("--runner=SparkRunner", f"--spark_job_server_jar={jar}"),
+      f"--spark_master_url=spark://127.0.0.1:{self._port}",
+      # Executors have Beam's jars in Spark's folder. Without this the driver
+      # hands all of its own, some 240, to each that starts.
+      *(f"--files_to_stage={jar}", *OUR_POOL),
+    ]
+    for option in options:
+      flags.append(f"--job_server_jvm_properties={option}")
+    return flags
 
-  def start_job_server(self) -> None:
-    """Nothing: each command starts its own."""
+  def start_master(self) -> None:
+    (self.folder / "home").mkdir(parents=True)
+    (self.folder / "home" / "jars").symlink_to(SPARK.jars)
+    self.start_java(
+      "master",
+      SPARK.jars,
+      "org.apache.spark.deploy.master.Master",
+      [
+        *("--host", "127.0.0.1", "--port", self._port),
+        *("--webui-port", self._page),
+      ],
+      **self._environment,
+    )
 
-  def kill_job_server(self) -> None:
-    kill_servers_of(runner_jar())
-
-  def wait_for_workers(self) -> None:
-    def there() -> bool:
-      try:
-        return self._master()["aliveworkers"] == WORKERS
-      except (OSError, ValueError):
-        return False
-
-    self.wait("the Workers", there)
+  def num_workers(self) -> int:
+    return self._master()["aliveworkers"]
 
   def start_worker(self, number: int) -> None:
     """Starts a Worker, and the worker pool that is "pool" to its executors."""
     finds_pool = self.start_pool(number)
     self.start_java(
       f"worker{number}",
-      JARS,
+      SPARK.jars,
       "org.apache.spark.deploy.worker.Worker",
       [
         *("--host", "127.0.0.1", "--webui-port", 0),
@@ -132,7 +99,7 @@ class SparkCluster(Processes):
         *("--work-dir", self.folder / f"work{number}"),
         f"spark://127.0.0.1:{self._port}",
       ],
-      JAVA_TOOL_OPTIONS=f"{finds_pool} {EXECUTOR_JAVA}",
+      JAVA_TOOL_OPTIONS=f"{finds_pool} {' '.join(QUICK_JAVA)}",
       **self._environment,
     )
 
@@ -170,7 +137,7 @@ class SparkCluster(Processes):
       if executor["activeTasks"]:
         busy.add(executor["id"])
     workers = set()
-    for number in range(WORKERS):
+    for number in range(self.WORKERS):
       if busy.intersection(self._executors(number).values()):
         workers.add(number)
     return workers
