@@ -72,16 +72,18 @@ class Extraction:
     words: the words of the command, but for those of its output and engine.
     caches: the folder that has the caches, or the objects of their bucket.
     prefix: what a cache's name begins with in the command: "", or a bucket.
+    commands: all that were started.
   """
 
   place: pathlib.Path
   words: list[str]
   caches: pathlib.Path
   prefix: str
+  commands: list[subprocess.Popen] = dataclasses.field(default_factory=list)
 
   def start(self, out: str, flags: list[str]) -> subprocess.Popen:
     with (self.place / f"{out}.log").open("ab") as log:
-      return subprocess.Popen(
+      command = subprocess.Popen(
         [
           *(*ONESHOT_DP, "extract", *self.words),
           *("--out", f"{self.prefix}{out}", *flags),
@@ -91,6 +93,14 @@ class Extraction:
         stdout=log,
         stderr=log,
       )
+    self.commands.append(command)
+    return command
+
+  def kill_commands(self) -> None:
+    """SIGKILL to those that run; a job server ends with its command."""
+    for command in self.commands:
+      command.kill()
+      command.wait()
 
   def log(self, out: str) -> str:
     return (self.place / f"{out}.log").read_text()
@@ -251,7 +261,10 @@ def main() -> None:
     os.chdir(place)  # What is relative is so to the workers too.
     try:
       with extraction(place, asked.images, asked.store) as job:
-        run_all(job, asked)
+        try:
+          run_all(job, asked)
+        finally:
+          job.kill_commands()
     except pytest.skip.Exception as reason:
       print(f"Nothing is tested onto {asked.store}: {reason}", flush=True)
 

@@ -137,7 +137,7 @@ class Processes:
       os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
-  def wait(self, what: str, ready: Callable[[], bool], seconds: float = 120):
+  def wait(self, what: str, ready: Callable[[], bool], seconds: float = 300):
     deadline = time.monotonic() + seconds
     while not ready():
       for name, process in self._processes.items():
