@@ -52,12 +52,16 @@ test-stores: $(VENV)/.project ## real object stores on the loopback (built by Go
 test-versions: $(UV) ## a quick part, with the oldest and newest dependencies
 	@$(PYTHON) tests/packaging/versions.py --uv $(UV) --oldest --newest
 
-# Minutes each, so by hand: `python -m tests.cluster.kills --runners FlinkRunner
-# SparkRunner` and `python -m tests.cluster.job_servers Flink Spark`, the
-# runners that start a Java job server, and `python -m tests.cluster.image`, which
-# builds the image of workers.
-test-cluster: $(VENV)/.project ## Flink and SLURM, workers killed; Prism (Java 17, Maven, Go, slurm-wlm, munge)
+# Flink by a job server that runs already, with kills and stops; FlinkRunner and
+# SparkRunner, which start one, with one kill each and caches on a store of S3.
+# The rest takes more minutes, so it is by hand: `python -m tests.cluster.kills
+# --runners FlinkRunner SparkRunner` has their stops too, `python -m
+# tests.cluster.job_servers Flink Spark` runs them without an address, and
+# `python -m tests.cluster.image` builds the image of workers.
+test-cluster: $(VENV)/.project ## Flink, Spark, SLURM, workers killed; Prism (Java 17, Maven, Go, slurm-wlm, munge)
 	@$(BIN)/python -m tests.cluster.kills $(CLUSTER_ARGS)
+	@$(BIN)/python -m tests.cluster.kills --runners FlinkRunner SparkRunner \
+	  --store s3 --images 160 --kills 1 --stops
 	@$(BIN)/python -m tests.cluster.job_servers Prism
 	@$(BIN)/python -m tests.cluster.slurm
 

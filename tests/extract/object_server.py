@@ -289,7 +289,8 @@ def real_server(scheme, folder):
   with (folder / "log").open("w") as log:
     process = subprocess.Popen(
       command.split(),
-      env=os.environ | keys,
+      # Go leaves its temporary files behind when it is killed.
+      env=os.environ | keys | {"GOTMPDIR": str(folder)},
       stdout=log,
       stderr=log,
       start_new_session=True,
