@@ -52,6 +52,8 @@ class Backbone:
     preprocessing_source: what said how images are prepared: the place of a
       config.json, or the backbone's name.
     license: of the published weights, where it is not a permissive one.
+    resized_positions: how position embeddings were resized to the image size,
+      such as "24 x 24 to 14 x 14"; "" if they were not.
   """
 
   name: str
@@ -68,6 +70,7 @@ class Backbone:
   weights_path: pathlib.Path | None = None
   preprocessing_source: str | None = None
   license: str | None = None
+  resized_positions: str = ""
 
   @property
   def identity(self) -> dict[str, Any]:
@@ -112,6 +115,8 @@ class Backbone:
       summary += f", {images.bit_depth} bits of 16-bit files"
     if self.preprocessing_source is not None:
       summary += f", as {self.preprocessing_source} says"
+    if self.resized_positions:
+      summary += f"; position embeddings resized from {self.resized_positions}"
     if self.license is not None:
       summary += f"; license of the weights: {self.license}"
     return summary
@@ -236,11 +241,10 @@ def load_backbone(
   else:
     preprocessing, source = _preprocessing_of_weights(spec, location, path)
     preprocessing = preprocessing.changed(preprocess)
-  network, params, sha256 = load_network(
-    spec, path, embedding, compute_dtype, preprocessing
-  )
+  loaded = load_network(spec, path, embedding, compute_dtype, preprocessing)
+  network = loaded.network
   if weights is not None:
-    remember_location(sha256, weights)
+    remember_location(loaded.sha256, weights)
   apply = apply_function(network, preprocessing)
   side = preprocessing.image_size
   # The dimension of embeddings is asked of the network itself, without
@@ -252,17 +256,18 @@ def load_backbone(
   return Backbone(
     name=name,
     embedding=network.embedding,
-    feature_dim=jax.eval_shape(apply, params, image).shape[1],
+    feature_dim=jax.eval_shape(apply, loaded.params, image).shape[1],
     preprocessing=preprocessing,
-    weights_sha256=sha256,
+    weights_sha256=loaded.sha256,
     compute_dtype=compute_dtype,
-    params=params,
+    params=loaded.params,
     apply=apply,
     network=network,
     timm=architecture,
     weights_path=path,
     preprocessing_source=source,
     license=spec.license,
+    resized_positions=loaded.resized_positions,
   )
 
 

@@ -54,7 +54,7 @@ def infer_network(arrays: Arrays, embedding: str | None) -> vit.ViT:
 
 def inferred_name(network: vit.ViT) -> str:
   """Returns the backbone name of a network of this kind and size."""
-  return vit.inferred_name(network).replace("vit_", "clip_")
+  return f"clip{vit.inferred_name(network).removeprefix('vit')}"
 
 
 def adapt_weights(network: vit.ViT, arrays: Arrays, image_size: int) -> Arrays:

@@ -115,8 +115,11 @@ def infer_network(arrays: Arrays, embedding: str | None) -> ConvNeXt:
 
 def inferred_name(network: ConvNeXt) -> str:
   """Returns the backbone name of a network of this kind and size."""
-  size = (network.blocks, network.widths[0])
-  return f"convnext_{_SIZE_NAMES.get(size, size)}"
+  size = _SIZE_NAMES.get((network.blocks, network.widths[0]))
+  if size is None:
+    blocks = ", ".join(map(str, network.blocks))
+    return f"convnext of {blocks} blocks and width {network.widths[0]}"
+  return f"convnext_{size}"
 
 
 def adapt_weights(network: ConvNeXt, arrays: Arrays, image_size: int) -> Arrays:

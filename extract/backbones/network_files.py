@@ -1,7 +1,8 @@
 """Builds a network and its parameters from a weights file."""
 
+import math
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import ComputeDtype
@@ -16,13 +17,30 @@ from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.extract.weights import Arrays, flax_params, read_tensors
 
 
+class LoadedNetwork(NamedTuple):
+  """A network with the weights of a file.
+
+  Attributes:
+    network: the Flax module.
+    params: its parameters.
+    sha256: of the file.
+    resized_positions: how position embeddings were resized, such as "24 x 24 to
+      14 x 14"; "" where they fit the images, or there are none.
+  """
+
+  network: Any
+  params: dict[str, Any]
+  sha256: str
+  resized_positions: str
+
+
 def load_network(
   spec: BackboneSpec,
   path: pathlib.Path,
   embedding: str | None,
   compute_dtype: ComputeDtype,
   preprocessing: Preprocessing,
-) -> tuple[Any, dict[str, Any], str]:
+) -> LoadedNetwork:
   """Builds the network that a weights file belongs to.
 
   Args:
@@ -33,7 +51,7 @@ def load_network(
     preprocessing: how its images will be prepared.
 
   Returns:
-    The Flax module, its parameters, and the SHA-256 of the file.
+    The network, and what was made of the file.
 
   Raises:
     InputError: the file is not of this backbone, or was trained on images that
@@ -62,7 +80,24 @@ def load_network(
     raise InputError(
       f"--backbone {spec.name}: {escaped(str(path))} does not fit: {message}."
     ) from error
-  return network, params, sha256
+  return LoadedNetwork(
+    network, params, sha256, _resized_positions(arrays, adapted)
+  )
+
+
+def _resized_positions(arrays: Arrays, adapted: Arrays) -> str:
+  """How many positions there are of each side, before and after; or ""."""
+  if "pos_embed" not in arrays or "pos_embed" not in adapted:
+    return ""
+  # Both have the same few tokens beside the patches, so a square's side is
+  # found by rounding down.
+  before = arrays["pos_embed"].shape[1]
+  after = adapted["pos_embed"].shape[1]
+  if before == after:
+    return ""
+  old_side = math.isqrt(before)
+  new_side = math.isqrt(after)
+  return f"{old_side} x {old_side} to {new_side} x {new_side}"
 
 
 def _infer_network(

@@ -209,8 +209,12 @@ def infer_network(arrays: Arrays, embedding: str | None) -> RopeViT:
 
 def inferred_name(network: RopeViT) -> str:
   """Returns the backbone name of a network of this kind and size."""
-  size = (network.width, network.depth)
-  return f"dinov3_{_SIZE_NAMES.get(size, size)}{network.patch}"
+  size = _SIZE_NAMES.get((network.width, network.depth))
+  if size is None:
+    return vit.describe_size(
+      "dinov3", network.width, network.depth, network.patch
+    )
+  return f"dinov3_{size}{network.patch}"
 
 
 def adapt_weights(network: RopeViT, arrays: Arrays, image_size: int) -> Arrays:

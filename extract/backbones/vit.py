@@ -359,8 +359,15 @@ def inferred_name(network: ViT) -> str:
     kind = "siglip"
   if "reg_token" in names:
     kind += "_reg"
-  size = (network.width, network.depth)
-  return f"{kind}_{_SIZE_NAMES.get(size, size)}{network.patch}"
+  size = _SIZE_NAMES.get((network.width, network.depth))
+  if size is None:
+    return describe_size(kind, network.width, network.depth, network.patch)
+  return f"{kind}_{size}{network.patch}"
+
+
+def describe_size(kind: str, width: int, depth: int, patch: int) -> str:
+  """Describes a network of a size that nobody published, for messages."""
+  return f"{kind} of width {width}, {depth} blocks and patches of {patch}"
 
 
 def adapt_weights(network: ViT, arrays: Arrays, image_size: int) -> Arrays:

@@ -14,6 +14,8 @@ MAX_COLUMN_BYTES = 1 << 28
 """Labels, or units, of one file, before they are unfolded to Python's."""
 MAX_WORD_BYTES = 1 << 16
 """The name of a class, or of an owner, in a table."""
+MAX_OWNER_CHARACTERS = 1 << 12
+"""The name of an owner, wherever it is read: as a path may have at most."""
 MAX_IMAGE_BYTES = 1 << 28
 """One image before it is decoded: a file, a member of a tar, a cell."""
 MAX_ARRAY_BYTES = 1 << 30

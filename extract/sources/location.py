@@ -320,7 +320,14 @@ def resolve_split(
     InputError: there is no such split, or its files lie in several places,
       which may hold the same images.
   """
-  split = resolve_choice(place, "--split", asked, sorted(by_split))
+  # Files of no split have the name "", which nobody can give as a flag.
+  named = sorted(split for split in by_split if split)
+  if "" in by_split and not asked:
+    raise InputError(
+      f"{place!r}: {by_split[''][0]!r} tells no split, and others do: give"
+      f" --split, one of {format_names(named)}, or put a split into its name."
+    )
+  split = resolve_choice(place, "--split", asked, named)
   # Copies of a split in several folders, such as one for each size of shard,
   # would put each image into the cache twice, with twice its sensitivity.
   patterns: set[str] = set()

@@ -18,11 +18,19 @@ from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.image_files import IMAGE_SUFFIXES
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_format import FileRows
-from oneshot_dp.extract.sources.limits import check_rows
+from oneshot_dp.extract.sources.limits import (
+  MAX_COLUMN_BYTES,
+  MAX_WORD_BYTES,
+  check_bytes,
+  check_rows,
+)
 from oneshot_dp.extract.sources.listed_files import File, format_names
 
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_NAME_BYTES = 1 << 20
+_MOST_LENGTH_DIGITS = 20
+_SPARSE = "GNU.sparse"
+"""What all PAX records of a sparse file begin with."""
 _BLOCK = tarfile.BLOCKSIZE
 _LONG_NAME, _LONG_LINK = tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK
 _PAX, _PAX_GLOBAL = tarfile.XHDTYPE, tarfile.XGLTYPE
@@ -177,7 +185,7 @@ def read_members(content: BinaryIO, file_size: int) -> Iterator[Member]:
       size = _parse_size(changes["size"])
     # Bytes of a sparse file are not in the tar as they are, so a range of it is
     # not the image.
-    is_sparse = any(key.startswith("GNU.sparse") for key in changes)
+    is_sparse = _SPARSE in changes
     if header.type not in tarfile.REGULAR_TYPES:
       is_sparse = True
     if header.isdir():
@@ -212,16 +220,28 @@ def _read_extension(
 
 
 def _parse_pax(data: bytes) -> dict[str, str]:
-  """The records of a PAX header: LENGTH, a space, KEY=VALUE, a newline."""
+  """The records of a PAX header: LENGTH, a space, KEY=VALUE, a newline.
+
+  Only those that are used are returned: a tar may have any number of others
+  before its first member.
+  """
   records: dict[str, str] = {}
-  while data.strip(b"\0"):
-    length, _, _ = data.partition(b" ")
-    if not (length.isdigit() and 0 < int(length) <= len(data)):
+  data = data.rstrip(b"\0")
+  # By positions, since what is left would be copied for each record: a header
+  # of 1 MiB has 200,000 of them.
+  position = 0
+  while position < len(data):
+    space = data.find(b" ", position, position + _MOST_LENGTH_DIGITS)
+    length = data[position : max(space, position)]
+    if not (length.isdigit() and 0 < int(length) <= len(data) - position):
       raise ValueError("a PAX header is damaged")
-    record = data[len(length) + 1 : int(length) - 1]
-    key, _, value = record.partition(b"=")
-    records[os.fsdecode(key)] = os.fsdecode(value)
-    data = data[int(length) :]
+    end = position + int(length)
+    key, _, value = data[space + 1 : end - 1].partition(b"=")
+    if key in (b"path", b"size"):
+      records[key.decode()] = os.fsdecode(value)
+    elif key.startswith(_SPARSE.encode()):
+      records[_SPARSE] = ""
+    position = end
   return records
 
 
@@ -247,6 +267,7 @@ def _values(
   # their json has a field of it.
   is_file = any(key in sample for sample in samples)
   values: list[Any] = []
+  num_bytes = 0
   for sample in samples:
     member = sample.get(key if is_file else "json")
     if member is None:
@@ -256,12 +277,19 @@ def _values(
     data = content.read(min(member.size, _MAX_LABEL_BYTES))
     try:
       text = data.decode()
-      if is_file:
-        values.append(text.strip())
-      else:
-        values.append(json.loads(text).get(key))
+      value = text.strip() if is_file else json.loads(text).get(key)
     except (ValueError, AttributeError, RecursionError) as error:
       raise InputError(
         f"{path!r}: {member.name!r} cannot be read: {one_line(error)}."
       ) from error
+    # In a file that is mostly holes, members of 1 MiB take no room on the disk,
+    # and all values are in memory together.
+    if isinstance(value, str):
+      what = f"the {key!r} of {member.name!r}"
+      check_bytes(path, what, len(value), MAX_WORD_BYTES)
+      num_bytes += len(value)
+      check_bytes(path, f"{key!r}", num_bytes, MAX_COLUMN_BYTES)
+    elif not isinstance(value, int | float | None):
+      value = ()  # a list or an object is refused, whatever is in it
+    values.append(value)
   return values

@@ -21,6 +21,7 @@ from oneshot_dp.configs.extract_config import (
   check_unit_name,
 )
 from oneshot_dp.extract import places
+from oneshot_dp.extract.sources.limits import MAX_OWNER_CHARACTERS
 from oneshot_dp.extract.sources.listed_files import format_names, is_ignored
 
 _INT64 = range(-(2**63), 2**63)
@@ -50,7 +51,8 @@ def units_of_column(
 
   Raises:
     InputError: values are neither integers nor strings; a row has none (None or
-      blank); or two names have one number.
+      blank); a name has more than 4,096 characters; or two names have one
+      number.
   """
   # Integers stay what they are, strings are hashed. Of a mixture of both, 7 and
   # "7" may be one person or two.
@@ -63,13 +65,13 @@ def units_of_column(
     raise InputError(
       f"--units {unit!r} must be all integers of 64 bits, or all strings."
     )
-  names: list[str] = []
-  missing: list[str] = []
-  for row, value in enumerate(values):
-    name = "" if value is None else str(value).strip()
-    names.append(name)
-    if not name:
-      missing.append(where(row))
+  # Millions of rows may share one long name: each distinct value is cut and
+  # hashed once.
+  name_of: dict[Any, str] = {None: ""}
+  for value in set(values) - {None}:
+    name_of[value] = _name_of_owner(value, unit)
+  names = [name_of[value] for value in values]
+  missing = [where(row) for row, name in enumerate(names) if not name]
   if missing:
     raise InputError(
       f"images without {unit}: {format_names(missing)}. Each needs one: an"
@@ -85,6 +87,17 @@ def units_of_column(
         f"{unit} {other!r} and {name!r} have one number, by chance: rename one."
       )
   return [numbers[name] for name in names]
+
+
+def _name_of_owner(value: int | str, unit: str) -> str:
+  """A value as the name of an owner; InputError: it is too long."""
+  name = str(value).strip()
+  if len(name) > MAX_OWNER_CHARACTERS:
+    raise InputError(
+      f"--units {unit!r}: a name of {len(name):,} characters, and an owner's"
+      f" may have {MAX_OWNER_CHARACTERS:,}: give each owner a shorter one."
+    )
+  return name
 
 
 def _unit_number(name: str) -> int:
@@ -287,12 +300,11 @@ def _refuse_alike(path: str, owners_of: dict[str, list[str]]) -> None:
 def _read_owners(path: str) -> tuple[str, dict[str, list[str]]]:
   """The name of the unit, and the owners of each file, of a CSV table."""
   try:
-    text = places.read(path).decode("utf-8-sig")
-    lines = list(
-      csv.reader(
-        io.StringIO(text, newline=""), skipinitialspace=True, strict=True
-      )
+    # (StringIO would take four bytes for each character.)
+    text = io.TextIOWrapper(
+      io.BytesIO(places.read(path)), encoding="utf-8-sig", newline=""
     )
+    lines = list(csv.reader(text, skipinitialspace=True, strict=True))
   except (UnicodeDecodeError, csv.Error) as error:
     raise InputError(
       f"{path!r} is not a valid CSV file in UTF-8: {error}."

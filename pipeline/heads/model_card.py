@@ -18,6 +18,8 @@ from oneshot_dp.linear_dp import accounting
 from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
 
 _FOLDER = Path(__file__).parents[1] / "templates"
+_LARGEST_USEFUL_EPSILON = 10.0
+_MOST_DIGITS = 13  # float64 has 15
 _MARKDOWN_ESCAPES = str.maketrans({c: f"\\{c}" for c in r"\`*_{}[]<>#|!&~"})
 
 
@@ -57,17 +59,15 @@ def render_card(
   Returns:
     The text of README.md; public.
   """
-  # Rounded up to a hundredth of a percent: what the card says an adversary can
-  # reach may not be below it.
   epsilon = receipt["follows"]["epsilon"] or 0.0
   delta = receipt["stated"]["delta"] or 0.0
-  percent = math.ceil(10_000 * right_guesses(epsilon, delta)) / 100
   return _CARDS.get_template("card.md.j2").render(
     stated=receipt["stated"],
     follows=receipt["follows"],
     NOT_PRIVATE=NOT_PRIVATE,
     is_head_folder=is_head_folder,
-    most=f"{percent:g}",
+    most=percent_rounded_up(right_guesses(epsilon, delta)),
+    is_weak=epsilon > _LARGEST_USEFUL_EPSILON,
     size=describe_size(receipt["stated"]),
     digest_line=digest_line(receipt),
   )
@@ -145,6 +145,24 @@ def right_guesses(epsilon: float, delta: float) -> float:
   # In e^−ε, because e^ε overflows where the answer is 1 long since.
   shrunk = math.exp(-epsilon)
   return (1 + delta * shrunk) / (1 + shrunk)
+
+
+def percent_rounded_up(share: float) -> str:
+  """Returns a bound in percent, with digits enough to be below 100.
+
+  What a page says that an adversary can reach may not be below it, and "at most
+  100 %" would say nothing.
+
+  >>> percent_rounded_up(0.73105), percent_rounded_up(1 - 2e-9)
+  ('73.11', '99.9999998')
+  """
+  for digits in range(2, _MOST_DIGITS):
+    scale = 10**digits
+    # Less a little, so that a share such as 0.732 is not rounded up to 73.21.
+    bound = math.ceil(100 * scale * share - 1e-9) / scale
+    if bound < 100:
+      return f"{bound:.{digits}f}".rstrip("0").rstrip(".")
+  return "100"
 
 
 def _is_html(name: str | None) -> bool:

@@ -220,7 +220,7 @@ def _ledger_finding(
   status: LedgerStatus, ledger: Ledger, difference: str
 ) -> str:
   if status is LedgerStatus.RECORDED:
-    return f"verified: these weights match a charge in {ledger.path}"
+    return f"these weights match a charge in {ledger.path}"
   if status is LedgerStatus.NO_LEDGER:
     return (
       f"NOT VERIFIED: the ledger {ledger.path} does not exist;"

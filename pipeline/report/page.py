@@ -20,6 +20,7 @@ from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.pipeline.heads.head_folder import refuse_exposed
 from oneshot_dp.pipeline.heads.model_card import (
   describe_size,
+  percent_rounded_up,
   right_guesses,
   template_environment,
 )
@@ -353,16 +354,7 @@ def _epsilon(epsilon: float | str) -> str:
 
 
 def _upper_bound(share: float) -> str:
-  """A bound in percent, rounded up, with digits enough to be below 100 %."""
-  # Two digits at least: README and a head's card have as many.
-  bound = 100.0
-  for digits in range(2, 5):
-    scale = 10**digits
-    # Less a little, so that a share such as 0.732 is not rounded up to 73.21.
-    bound = math.ceil(100 * scale * share - 1e-9) / scale
-    if bound < 100:
-      break
-  return f"{bound:g}\N{NO-BREAK SPACE}%"
+  return f"{percent_rounded_up(share)}\N{NO-BREAK SPACE}%"
 
 
 def _mean_count(count: float) -> str:

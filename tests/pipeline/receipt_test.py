@@ -405,3 +405,19 @@ class TestRightGuesses:
   def test_the_bound_has_its_limits(self):
     assert right_guesses(1e9, 0.1) == 1.0
     assert np.isclose(right_guesses(0.0, 0.02), 0.51)
+
+  @pytest.mark.parametrize(
+    ("epsilon", "sentence"),
+    [
+      (8.0, "at most 99.97 % of the time."),
+      (20.0, "at most 99.9999998 % of the time: at so large an epsilon this"),
+    ],
+  )
+  def test_a_card_bounds_guesses_below_100_at_any_epsilon(
+    self, private_folder, epsilon, sentence
+  ):
+    receipt = json.loads((private_folder / "receipt.json").read_text())
+    receipt["follows"]["epsilon"] = epsilon
+    receipt["stated"]["delta"] = 1e-12
+
+    assert sentence in render_card(receipt)

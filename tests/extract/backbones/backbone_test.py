@@ -168,6 +168,27 @@ def test_weights_under_a_name_that_does_not_fit_are_refused(
     load_backbone(name, vit_file, **settings)
 
 
+def test_weights_of_a_size_that_nobody_published_are_described(
+  vit_arrays, tmp_path
+):
+  arrays = {}
+  for name, array in vit_arrays.items():
+    if not name.startswith("blocks.11."):
+      arrays[name] = array
+  file = save(tmp_path / "model.safetensors", arrays)
+
+  with refused("look like vit of width 192, 11 blocks and patches of 16"):
+    load_backbone("vit_ti16", file)
+
+
+def test_positions_that_are_resized_to_the_images_are_told(vit, vit_file):
+  small = load_backbone("vit_ti16", vit_file, preprocess=SMALL)
+
+  resized = "position embeddings resized from 14 x 14 to 2 x 2"
+  assert resized in small.summary
+  assert "position" not in vit.summary
+
+
 def test_backbone_without_published_weights_asks_for_them():
   with refused(r"bit_r50x4 has no weights to download: .* give --weights"):
     load_backbone("bit_r50x4")

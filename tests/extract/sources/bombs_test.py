@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract.sources.tar import read_members
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import images_of, open_dataset
 
@@ -77,6 +78,53 @@ def test_long_and_pax_names_are_read_as_tarfile_writes_them(tmp_path):
           tar.addfile(info, io.BytesIO(data))
     source = open_dataset(tmp_path / "x.tar", num_classes=2)
     assert images_of(source) == [name.encode() for name in names]
+
+
+def write_sparse_tar(path, samples: int) -> None:
+  """A tar of labels of 1 MiB each, which are holes and take no room."""
+  with open(path, "wb") as file:
+    for number in range(samples):
+      file.write(tarfile.TarInfo(f"{number}.png").tobuf())
+      label = tarfile.TarInfo(f"{number}.cls")
+      label.size = 1 << 20
+      file.write(label.tobuf())
+      file.seek(1 << 20, 1)
+    file.write(bytes(1024))
+
+
+def test_labels_of_a_tar_that_are_holes_are_refused_at_the_first(tmp_path):
+  write_sparse_tar(tmp_path / "x.tar", 20)
+  with refused("the 'cls' of '0.cls' unfolds to 1,048,576 bytes, and may have"):
+    open_dataset(tmp_path / "x.tar", num_classes=2)
+
+
+def test_a_label_of_a_tar_that_is_a_list_is_no_label(tmp_path):
+  """Millions of empty lists take fifty times the bytes that they are."""
+  with tarfile.open(tmp_path / "x.tar", "w") as tar:
+    for name, data in (("a.png", b"x"), ("a.json", b'{"label": [[], []]}')):
+      info = tarfile.TarInfo(name)
+      info.size = len(data)
+      tar.addfile(info, io.BytesIO(data))
+  with refused("images without a label 'label' among the 2 classes"):
+    open_dataset(tmp_path / "x.tar", num_classes=2)
+
+
+def test_a_pax_header_of_many_records_is_read_once(tmp_path):
+  """Each record once copied what was left: 100 GB for these 1 MiB."""
+  header = tarfile.TarInfo("x")
+  header.type = tarfile.XHDTYPE
+  records = b"5 a=\n" * 200_000
+  header.size = len(records)
+  padding = bytes(-len(records) % 512)
+  member = tarfile.TarInfo("a.png").tobuf()
+  (tmp_path / "x.tar").write_bytes(
+    header.tobuf() + records + padding + member + bytes(1024)
+  )
+  started = time.process_time()
+  with open(tmp_path / "x.tar", "rb") as file:
+    members = list(read_members(file, (tmp_path / "x.tar").stat().st_size))
+  assert time.process_time() - started < 4
+  assert [member.name for member in members] == ["a.png"]
 
 
 def write_npz_bomb(path, name, shape, dtype) -> None:

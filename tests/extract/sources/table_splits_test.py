@@ -67,7 +67,11 @@ SPLITS = [
 ]
 NO_SPLITS = [
   ("x_train.parquet x_test.parquet", None, "give --split, one of 'test', 'tr"),
-  ("x_train.tar b.tar", None, "give --split, one of '', 'train'"),
+  (
+    "x_train.tar b.tar",
+    None,
+    "'b.tar' tells no split, .* give --split, one of 'train'",
+  ),
   ("0.tar", "train", "--split 'train' is none of 'all'"),
   ("a/train.tar b/train.tar", "train", r"one of 'a/\*.tar', 'b/\*.tar'"),
   ("a.tar.gz b.tar", "all", "'a.tar.gz': give .*not compressed"),
@@ -114,3 +118,14 @@ def test_a_column_that_says_one_split_is_passed_over(tmp_path):
   source = open_dataset(tmp_path / "pets.parquet", class_names=CLASSES)
 
   assert images_of(source) == IMAGES[:3]
+
+
+def test_files_of_no_split_beside_others_are_named(tmp_path):
+  for name in ("pets-train.parquet", "more.parquet"):
+    write_table(tmp_path / name, [IMAGES[0]], label=[0])
+
+  with refused("'more.parquet' tells no split, .* one of 'train', or put"):
+    open_dataset(tmp_path, num_classes=1)
+  assert images_of(open_dataset(tmp_path, num_classes=1, split="train")) == [
+    IMAGES[0]
+  ]

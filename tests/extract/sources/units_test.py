@@ -1,11 +1,13 @@
 """Whose an image of a folder is, where people have names."""
 
 import pathlib
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import FIXED_GRAPH, NO_OWNER
 from oneshot_dp.extract.sources import units
 from tests.extract.refusals import refused
@@ -13,6 +15,7 @@ from tests.extract.sources.fixtures import (
   open_dataset,
   reopen_from_listing,
   write_files,
+  write_table,
 )
 from tests.sample_caches import weight_divisors
 
@@ -229,3 +232,27 @@ def test_two_names_of_one_number_in_two_batches_are_refused():
   known[number] = "somebody"
   with refused("'somebody' and 'u7' have one number"):
     units.units_of_column(["u7"], "user", str, known)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "tar"])
+def test_an_owners_name_of_more_characters_than_a_path_is_refused(
+  tmp_path, suffix
+):
+  path = tmp_path / f"x.{suffix}"
+  write_table(path, [b"a", b"b"], label=[0, 1], who=["anna", "x" * 4097])
+
+  with refused("a name of 4,097 characters, and an owner's may have 4,096"):
+    open_dataset(path, num_classes=2, units="who")
+
+
+def test_rows_that_share_a_long_name_share_its_copy():
+  name = "x".ljust(4096) + "y "  # is stripped, which makes a copy
+  tracemalloc.start()
+  try:
+    with pytest.raises(InputError, match="4,097 characters"):
+      units.units_of_column([name] * 50_000, "user", str)
+    units.units_of_column([name[2:]] * 50_000, "user", str)
+    _, peak = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  assert peak < 1 << 24  # and not 200 MB

@@ -29,7 +29,7 @@ def test_verify_finds_the_charge_of_a_head_in_a_bucket(bucket, trained, capsys):
 
   said, _ = succeeds(capsys, "verify", HEAD, *flags)
 
-  assert said.startswith("ok: verified: these weights match a charge")
+  assert said.startswith("ok: these weights match a charge")
 
 
 def test_verify_refuses_a_head_in_a_bucket_that_was_edited(

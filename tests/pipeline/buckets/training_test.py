@@ -91,7 +91,7 @@ class TestTraining:
     assert "2, each with a sound receipt" in said
     head = f"{BUCKET}/there/heads/lamb-epsilon-8-draw-0"
     said, _ = succeeds(capsys, "verify", head)
-    assert said.startswith("ok: verified")
+    assert said.startswith("ok: these weights match")
     said, _ = succeeds(capsys, "report", f"{BUCKET}/there")
     assert said.strip() == f"{BUCKET}/there/report.html"
 

@@ -49,7 +49,8 @@ def run(page, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("epsilon", "shown"), [(1, "73.11"), (8, "99.97"), (12, "99.9994")]
+  ("epsilon", "shown"),
+  [(1, "73.11"), (8, "99.97"), (12, "99.9994"), (20, "99.9999998")],
 )
 def test_a_bound_of_guesses_is_rounded_up_and_below_1(epsilon, shown):
   assert _upper_bound(1 / (1 + math.exp(-epsilon))) == f"{shown}\xa0%"
