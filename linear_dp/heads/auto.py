@@ -35,6 +35,7 @@ from oneshot_dp.linear_dp.heads.contract import HeadResult, HeadSpec, HeadState
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.heads.nesting import moved_before, nesting_weights
 from oneshot_dp.linear_dp.heads.whitening import (
+  Kernel,
   Whitening,
   extra_disk,
   release_mean,
@@ -76,8 +77,6 @@ START_LENGTH = 10.0
 ROWS_TO_LEAVE_START = 50.0
 """With fewer rows of a class than 50·σ, a public start is made longer, so that
 steps turn it less."""
-
-Kernel = Float64[np.ndarray, "d K"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

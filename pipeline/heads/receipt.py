@@ -6,6 +6,7 @@
 ε that is written down and does not follow from the noise is refused.
 """
 
+import functools
 import importlib.metadata
 import itertools
 import math
@@ -185,7 +186,7 @@ def make_receipt(
     parent_charge_id=parent_charge_id,
     weights_sha256=weights_sha256,
     releases_sha256=releases_sha256,
-    libraries={name: importlib.metadata.version(name) for name in _LIBRARIES},
+    libraries={name: _version_of(name) for name in _LIBRARIES},
   )
   # `follows` is derived from what a reader of the file will see, and not from
   # the objects: both sides compute from the same decimal digits.
@@ -194,6 +195,12 @@ def make_receipt(
   msgspec.json.decode(as_json, type=Stated)
   plain = msgspec.json.decode(as_json)
   return {"format": FORMAT, "stated": plain, "follows": derive(plain)}
+
+
+@functools.cache
+def _version_of(library: str) -> str:
+  """Looks a library's version up once, which takes a millisecond."""
+  return importlib.metadata.version(library)
 
 
 def derive(stated: Mapping[str, Any]) -> dict[str, Any]:

@@ -203,6 +203,7 @@ def test_train_heads_with_weak_privacy_allows_large_epsilon_and_delta():
   assert heads(epsilons=(400.0,), delta=1 / N, weak_privacy=True)
 
 
+@pytest.mark.slow
 def test_train_heads_takes_strings_as_unit_ids():
   numbered = np.arange(N) // 2
   named = [f"user {index}" for index in numbered]

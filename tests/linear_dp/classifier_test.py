@@ -72,6 +72,7 @@ def test_predict_returns_labels_of_the_kind_that_fit_took(kind):
   )
 
 
+@pytest.mark.slow
 def test_fit_with_stated_classes_is_private_and_refuses_other_labels():
   stated = DPLinearClassifier(epsilon=8.0, classes=["owl", *PETS])
   fitted = stated.fit(ROWS, LABELS)

@@ -51,6 +51,7 @@ def test_rows_are_rounded_to_the_grid(dtype, most):
   assert max(lengths_squared(z)) <= ROW_NORM**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [1, 2, 7, 192, 1280, 16384])
 def test_no_honest_row_leaves_the_ball_and_each_comes_to_its_edge(dim):
   rng = np.random.default_rng(dim)
@@ -340,6 +341,7 @@ def test_opposite_rows_cancel_and_weigh_nothing():
   assert weight[1] == UNIT_WEIGHT // 3
 
 
+@pytest.mark.slow
 def test_a_unit_of_many_rows_of_one_class_is_as_long_as_one_row():
   """Sums of 200,000 rows, past int32 and past what squares exactly."""
   x = np.tile(np.array([[3.0, 4.0, 0]], np.float32), (200_000, 1))

@@ -89,6 +89,7 @@ def album():
   return Album()
 
 
+@pytest.mark.slow
 @every
 def test_an_owner_moves_a_sum_by_no_more_than_the_sensitivity(name, album):
   statistic = STATISTICS[name]
@@ -186,6 +187,7 @@ def assert_bounded(sums, album):
     assert 0 < max(moves) <= SENSITIVITY**2, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_an_owner_moves_all_that_a_head_asks_for_by_the_sensitivity(
   name, album
@@ -195,6 +197,7 @@ def test_an_owner_moves_all_that_a_head_asks_for_by_the_sensitivity(
   assert_bounded(sums, album)
 
 
+@pytest.mark.slow
 def test_an_owner_moves_all_that_a_balanced_head_asks_for_by_the_sensitivity(
   album,
 ):
@@ -207,6 +210,7 @@ def test_an_owner_moves_all_that_a_balanced_head_asks_for_by_the_sensitivity(
   assert_bounded(sums, album)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", [evaluate, choose])
 def test_an_owner_moves_what_answers_are_counted_by_by_the_sensitivity(
   ask, album

@@ -70,6 +70,7 @@ def test_release_at_an_invalid_price_is_refused_before_anything_is_computed(
     sums.release("it", null_rows(1), never, mu_squared=mu_squared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 7, 10, 19])
 @pytest.mark.parametrize("paid", [1.0, 0.0562, 3e-9])
 def test_shares_that_are_rounded_up_are_not_refused(count, paid):
@@ -140,6 +141,7 @@ def test_topping_up_has_the_law_of_one_draw():
   assert precision == pytest.approx(sum(buys), rel=1e-11)
 
 
+@pytest.mark.slow
 def test_only_the_same_statistic_is_topped_up():
   x, label = hostile_rows(np.random.default_rng(0))
   data = data_of(x, label)

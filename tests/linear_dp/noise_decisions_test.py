@@ -94,6 +94,7 @@ def probability(k, x, width=64):
   return mpmath.exp(-x * (2 * k + x) / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [0, 5, 10, 13])
 def test_acceptance_is_exact_however_close(k):
   """v from 2⁻⁵⁹ to 2⁻⁴⁰ beside the curve: float64 alone would be wrong."""

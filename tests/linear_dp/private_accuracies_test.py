@@ -62,6 +62,7 @@ def clear_data():
   return dataset_from_arrays(x, label, num_classes=4)
 
 
+@pytest.mark.slow
 def test_private_accuracies_have_the_noise_of_the_budget(clear_data):
   """800 accuracies of one head: their spread is that of the noise."""
   rows = rows_of(clear_data, per_row=True)

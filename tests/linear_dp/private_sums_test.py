@@ -85,6 +85,7 @@ def test_a_unit_moves_a_sum_by_no_more_than_the_sensitivity(name):
     assert moves[-2] >= (0.99 * SENSITIVITY) ** 2
 
 
+@pytest.mark.slow
 @every
 def test_rows_of_zeros_add_nothing(name):
   rng = np.random.default_rng(2)
@@ -105,6 +106,7 @@ def test_rows_of_zeros_add_nothing(name):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "lies",
   [

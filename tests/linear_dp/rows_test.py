@@ -43,6 +43,7 @@ def test_chunks_are_as_large_as_a_cache_holds(n, dim, classes, rows):
     assert rows_module._chunk_rows(data, 4) == 4 * rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 63, 64, 700])
 def test_blocks_of_any_size_make_the_same_chunks(block, monkeypatch):
   monkeypatch.setattr(rows_module, "_chunk_rows", lambda *_: 64)

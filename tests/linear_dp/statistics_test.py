@@ -111,6 +111,7 @@ def test_a_residual_is_that_of_float64(clip, scale, prior):
   assert (norm[clipped] >= 0.9989 * w[clipped] - 2).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [1, 2, 1000])
 def test_a_residual_of_few_classes_and_of_many(classes):
   rng = np.random.default_rng(8)

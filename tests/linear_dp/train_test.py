@@ -140,6 +140,7 @@ def test_cost_of_an_epsilon_that_adds_nothing_is_refused(
 # Going on from a head.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["lamb", "auto"])
 @pytest.mark.parametrize("units", [False, True])
 def test_train_from_a_head_has_the_bits_and_the_cost_of_one_run(head, units):
@@ -161,6 +162,7 @@ def test_train_from_a_head_has_the_bits_and_the_cost_of_one_run(head, units):
   assert difference + Fraction(first.mu_squared) == cost((1.0, 4.0), DELTA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("balanced", [False, True])
 @pytest.mark.parametrize("has_start", [False, True])
 def test_train_from_a_head_keeps_its_options(balanced, has_start):
@@ -189,6 +191,7 @@ def head_of_an_older_version():
   return make
 
 
+@pytest.mark.slow
 def test_train_from_a_head_of_an_older_version_has_the_same_bits(
   head_of_an_older_version,
 ):
@@ -271,6 +274,7 @@ def test_baseline_keeps_no_exact_sums(head):
   assert (trained.releases, dict(trained.state)) == ((), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 def test_train_with_little_noise_is_near_the_baseline(head):
   exact = baseline(HEADS[head].prepare_rows(clustered_data()), head)

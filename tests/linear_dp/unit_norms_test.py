@@ -65,6 +65,7 @@ def scaled(a, z, weight, slots):
 # The lemma.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 2, 5, 40])
 @pytest.mark.parametrize("scale", [1, MAX_UNIT_SCALE])
 def test_norm_squared_bound_of_any_unit_is_no_less_than_the_exact_one(
@@ -214,6 +215,7 @@ def test_hosts_that_share_units_add_up_to_the_bits_of_one(num_hosts):
   np.testing.assert_array_equal(sum(parts), statistic.exact(data))
 
 
+@pytest.mark.slow
 def test_unit_of_all_rows_moves_a_gradient_by_at_most_the_sensitivity():
   x, label, _ = units_of_every_size()
   data = data_of(x, label, np.full(len(label), 5), num_classes=NUM_CLASSES)

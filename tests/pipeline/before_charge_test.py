@@ -104,6 +104,7 @@ class TestWarnings:
     assert len(warnings) == bool(expected)
     assert expected in "".join(warnings)
 
+  @pytest.mark.slow
   def test_of_units_it_says_how_many_are_too_few_and_not_how_many_there_are(
     self, capsys, place
   ):
@@ -212,6 +213,7 @@ class TestTypedAgain:
     assert out == "h is finished already: nothing to do\n"
     assert ledger.path.read_bytes() == before
 
+  @pytest.mark.slow
   def test_a_finished_sweep_whose_test_set_is_private_now_has_nothing_to_do(
     self, capsys, place, eval_cache
   ):

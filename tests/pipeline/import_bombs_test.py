@@ -19,6 +19,7 @@ def shared_word(n):
   return pa.DictionaryArray.from_arrays(pa.array([0] * n), word)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["label", "who"])
 def test_rows_that_share_an_endless_word_are_refused_at_once(tmp_path, name):
   n = 1000  # 64 GB, if each had a copy
@@ -61,6 +62,7 @@ def test_an_array_of_an_endless_header_is_refused_unread(tmp_path):
     import_table(tmp_path / "x.npz", tmp_path / "c", num_classes=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "npz"])
 def test_vectors_far_wider_than_any_networks_are_refused_unread(tmp_path, kind):
   embedding = np.zeros((4, 1 << 22), np.float32)

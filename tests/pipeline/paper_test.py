@@ -54,6 +54,7 @@ def test_features_of_no_npz_are_one_line(tmp_path):
     dp_sgd.Features.load(tmp_path / "features.npz")
 
 
+@pytest.mark.slow
 def test_noise_of_one_full_step_is_that_of_the_single_step():
   sigma = dp_sgd._noise_multiplier(1.0, 500, 1, 500)
 

@@ -109,6 +109,7 @@ def write_parquet(path, photos):
   pq.write_table(pa.table({"image": images}), path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "write"), [("a.npz", write_npz), ("b.parquet", write_parquet)]
 )

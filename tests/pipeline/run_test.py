@@ -133,6 +133,7 @@ def test_json_of_train_holds_the_receipt(capsys, place):
   assert json.loads(stdout)["receipt"] == receipt
 
 
+@pytest.mark.slow
 def test_train_takes_a_start_with_a_vector_for_each_class_name(capsys, place):
   vectors = {f"class {i}": np.eye(DIM)[i] for i in range(4)}
   np.savez("s.npz", **vectors)

@@ -55,6 +55,7 @@ def test_train_with_unlabeled_rows_costs_its_epsilon_and_verifies(
   assert verify_head(Path("head"), ledger).vouched
 
 
+@pytest.mark.slow
 def test_receipt_that_leaves_out_the_release_that_chose_is_refused(
   capsys, place, public_cache
 ):
@@ -81,6 +82,7 @@ def test_sweep_with_unlabeled_rows_writes_heads_that_used_them(
     assert "self_trained" in read_head(folder).stated["options"]
 
 
+@pytest.mark.slow
 def test_train_from_a_head_with_unlabeled_rows_needs_them_again(
   capsys, place, public_cache
 ):

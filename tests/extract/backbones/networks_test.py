@@ -89,6 +89,7 @@ def test_products_of_float32_are_never_rounded_to_fewer_bits(key, dtype):
   assert text.count("HIGHEST") == operands_of_full_precision
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["timm/siglip/24/map", "bit_37"])
 def test_parameters_of_bfloat16_are_kernels_alone(key):
   _, params, _ = drawn.build(key, compute_dtype="bfloat16")
@@ -211,6 +212,7 @@ def test_google_bit_renamed_equals_timm_arrays():
   assert_same_arrays(to_timm_names(google), drawn.conv_weights("bit"))
 
 
+@pytest.mark.slow
 def test_vit_pixels_that_fill_no_patch_are_ignored():
   network, params, images = drawn.build("timm/vit/26/cls")
   run = jax.jit(network.apply)
@@ -248,6 +250,7 @@ def test_vit_positions_are_resized_by_the_bicubic_filter_of_torch(old, new):
   )
 
 
+@pytest.mark.slow
 def test_vit_last_block_computes_the_class_token_alone():
   """Less is compiled where nothing else is read."""
   flops = {}

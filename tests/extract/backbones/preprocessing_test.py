@@ -123,6 +123,7 @@ def test_config_of_the_hub_comes_with_the_weights(
   assert backbone.preprocessing_source == f"hf://timm/{tag}@main/config.json"
 
 
+@pytest.mark.slow
 def test_name_is_taken_where_the_hub_has_no_config(
   tmp_path, monkeypatch, vit_bytes
 ):
@@ -238,6 +239,7 @@ def test_google_weights_beside_another_config_are_refused(
     load_backbone("vit_ti16", google_file)
 
 
+@pytest.mark.slow
 def test_wrn_of_google_s_layout_keeps_the_mean_of_cifar(tmp_path):
   path = tmp_path / "wrn.npz"
   np.savez(path, allow_pickle=False, **drawn.wrn_weights(16, 1))

@@ -51,6 +51,7 @@ def test_cache_is_read_by_tfds_as_its_split_and_as_all(cache):
     assert_blocks_are_of(cache, list(builder.as_data_source(split=wanted)))
 
 
+@pytest.mark.slow
 def test_cache_is_read_by_grain_block_by_block(cache):
   import tensorflow_datasets as tfds
   from grain import python as grain

@@ -25,6 +25,7 @@ def test_an_image_of_too_many_pixels_is_refused_and_the_flag_is_named():
   assert decode_image(data, max_pixels=10_100).shape == (100, 101, 3)
 
 
+@pytest.mark.slow
 def test_an_image_above_pillows_own_limit_is_read_where_asked():
   data = encode(Image.new("1", (13_500, 13_300)), "PNG")
   with refused("give --max-pixels 179550000", DecodeError):

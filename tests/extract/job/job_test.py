@@ -52,6 +52,7 @@ def test_every_example_once_with_its_label_and_key_in_order(photos, whole):
   assert files == json | {"photos"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [RunError("killed"), KeyboardInterrupt()])
 def test_a_resumed_job_keeps_what_is_there(
   photos, whole, tmp_path, monkeypatch, error
@@ -171,6 +172,7 @@ def test_skipped_images_count_as_nothing_and_move_no_other(tmp_path):
   assert check_cache(tmp_path / "cache") == []
 
 
+@pytest.mark.slow
 def test_views_are_a_mean_of_their_own(photos, tmp_path):
   """Two shards, three views in batches of 16: nothing of it shows."""
   job = job_of(photos, views=3)

@@ -200,6 +200,7 @@ def write_dictionary_bomb(path) -> None:
   )
 
 
+@pytest.mark.slow
 def test_rows_that_share_one_large_cell_are_refused_at_the_first(tmp_path):
   path = tmp_path / "x.parquet"
   write_dictionary_bomb(path)

@@ -356,6 +356,7 @@ def test_class_of_a_bucket_with_nothing_but_an_odd_key_is_still_one(
     open_dataset(BUCKET_URL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("flags", "expected"),
   [

@@ -90,6 +90,7 @@ def test_tables_of_a_split_have_every_row_once_in_order(tmp_path, kind, reopen):
   assert images_of(source) == IMAGES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_one_name_are_one_unit_in_all_files(tmp_path, kind, reopen):
   folder = write_split_files(tmp_path / "pets", kind)
@@ -112,6 +113,7 @@ def test_a_row_is_named_by_its_file_and_its_place_there(tmp_path, kind):
     source[N]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_read_the_same_images_in_any_order(tmp_path, kind):
   source = open_table_source(write_split_files(tmp_path, kind), kind)

@@ -75,6 +75,7 @@ def started(request):
   return mu_squared, sums, head
 
 
+@pytest.mark.slow
 def test_public_start_is_made_longer_where_rows_are_few(started):
   mu_squared, sums, _ = started
 
@@ -155,6 +156,7 @@ def test_larger_epsilon_begins_at_its_start_and_part_of_the_head_before(
   np.testing.assert_allclose(first, expected, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new_mu_squared", [0.2, 8.9])
 def test_larger_epsilon_costs_the_difference_alone(new_mu_squared):
   sums, _ = continue_head(new_mu_squared)

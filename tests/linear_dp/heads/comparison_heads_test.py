@@ -66,6 +66,7 @@ def test_least_squares_without_noise_are_those_of_numpy(rows):
   np.testing.assert_allclose(kernel, expected, rtol=0.01, atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_units", [False, True])
 @pytest.mark.parametrize("name", ["prototypes", "least_squares"])
 def test_head_with_noise_is_far_better_than_chance(name, has_units, rows):

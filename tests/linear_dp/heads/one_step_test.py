@@ -52,6 +52,7 @@ def noiseless_head(optimizer_name, x, y):
   return take_step(PrivateSums(None, 0.0), rows, optimizer_name, math.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("n", "d", "num_classes"), [(N, D, K), (1, 1, 1), (3, 1, 2), (2, 7, 1)]
 )
@@ -125,6 +126,7 @@ def noise_of_two_steps():
   return (head.kernel - exact_kernel) * residual_norm(K) * 64
 
 
+@pytest.mark.slow
 def test_head_that_goes_on_has_the_noise_of_all_that_was_bought(
   noise_of_two_steps,
 ):

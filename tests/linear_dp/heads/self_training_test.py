@@ -79,6 +79,7 @@ def test_student_never_predicts_a_class_that_no_row_was_named_for(centers):
   assert np.abs(student.bias).max() < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "public",
   [
@@ -116,6 +117,7 @@ def choose_between(teacher, student, units=False):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units", [False, True])
 def test_choice_is_the_head_that_is_more_often_right(
   centers, noisy_teacher, units
@@ -171,6 +173,7 @@ def test_train_with_unlabeled_rows_releases_one_gain_for_each_epsilon():
     assert [gain.shape for gain in gains] == [(1, 1)] * count
 
 
+@pytest.mark.slow
 def test_train_with_unlabeled_rows_costs_all_of_its_epsilon_and_no_more():
   for trained in train_with(unlabeled_rows(), (1.0, 4.0)):
     allowed = mu_squared_from_epsilon(trained.epsilon, DELTA)
@@ -200,6 +203,7 @@ def test_train_with_unlabeled_rows_states_them_and_the_choice():
   assert trained.options["self_trained"] is True
 
 
+@pytest.mark.slow
 def test_train_with_public_rows_of_its_kind_is_more_often_right():
   test, labels = rows_of_seed(2, scatter=1.2)
   public, _ = rows_of_seed(1, scatter=1.2, rows_per_class=500)
@@ -211,6 +215,7 @@ def test_train_with_public_rows_of_its_kind_is_more_often_right():
   assert accuracy(helped.head, test, labels) > before + 0.02
 
 
+@pytest.mark.slow
 def test_train_with_public_rows_of_another_kind_keeps_the_private_head():
   strange = np.random.default_rng(0).standard_normal((300, D)) ** 3
   unlabeled = UnlabeledRows.of(strange.astype(np.float32), feature_dim=D)

@@ -67,6 +67,7 @@ def test_rows_of_a_canary_share_a_unit():
   assert len(set(block["unit_id"])) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows_each", [1, 2])
 def test_contribution_is_that_of_the_right_canary(rows_each):
   canaries = Canaries(count=300, dim=100, num_classes=3, rows_each=rows_each)

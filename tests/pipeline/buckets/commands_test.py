@@ -60,6 +60,7 @@ def test_export_reads_a_head_in_a_bucket(bucket, trained, tmp_path, capsys):
   assert (tmp_path / "model" / "receipt.json").exists()
 
 
+@pytest.mark.slow
 def test_predict_writes_its_table_into_a_bucket_once(
   bucket, trained, eval_cache, tmp_path, capsys
 ):
@@ -174,6 +175,7 @@ def test_extract_writes_to_what_other_programs_call_a_store(bucket, capsys):
   assert "c/cache_info.json" in bucket
 
 
+@pytest.mark.slow
 def test_export_writes_the_files_of_a_disk_into_a_bucket_once(
   bucket, trained, tmp_path, capsys
 ):

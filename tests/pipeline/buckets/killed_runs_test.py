@@ -60,6 +60,7 @@ def test_objects_are_put_after_the_note_and_what_completes_is_last(
   check_whole(server, ledger, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_a_killed_run_shows_what_was_noted_or_begins_anew_at_no_cost(
   ledger, s3_out, server, step

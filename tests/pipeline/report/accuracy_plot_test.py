@@ -109,10 +109,12 @@ def test_axis_from_zero_says_nothing():
   assert "axis from" not in axes.get_ylabel()
 
 
+@pytest.mark.slow
 def test_a_name_with_mathematics_is_text():
   pictures_of([head_row()], "a $x^2$ $ name", HOW, TEST)
 
 
+@pytest.mark.slow
 def test_charts_use_the_colors_of_the_page():
   for chart in charts_of([head_row("auto"), head_row("lamb")], TEST):
     assert "var(--c0)" in chart

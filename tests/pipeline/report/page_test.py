@@ -182,18 +182,21 @@ def test_top5_is_shown_of_six_classes_or_more(tmp_path, num_classes, is_shown):
   assert ("top-5" in text_of(page)) == is_shown
 
 
+@pytest.mark.slow
 def test_a_run_without_a_baseline_has_no_tile_for_one(tmp_path):
   page = write_report(write_run(tmp_path, baseline=False))
 
   assert "baseline" not in text_of(page)
 
 
+@pytest.mark.slow
 def test_a_run_of_one_head_does_not_explain_a_choice(tmp_path):
   page = write_report(write_run(tmp_path, epsilons=(1.0,), draws=1))
 
   assert "This page is about one head of the run" not in text_of(page)
 
 
+@pytest.mark.slow
 def test_a_page_of_few_classes_has_their_confusion_matrix(tmp_path):
   confusion = ((570, 30, 0), (200, 200, 0), (0, 0, 0))
 
@@ -205,12 +208,14 @@ def test_a_page_of_few_classes_has_their_confusion_matrix(tmp_path):
   assert f"{NAMES[2]} 0 0 0" in text
 
 
+@pytest.mark.slow
 def test_a_confusion_matrix_has_large_counts_in_full(tmp_path):
   confusion = ((123_457, 1, 0), (0, 400, 0), (0, 0, 0))
   page = write_report(write_run(tmp_path, draws=1, confusion=confusion))
   assert f"{NAMES[0]} 123457 1 0" in section_of(page, "confusion")
 
 
+@pytest.mark.slow
 def test_a_page_of_many_classes_lists_what_is_confused_most(tmp_path):
   names = tuple(f"class {i}" for i in range(13))
   confusion = np.diag([90] * 13)
@@ -232,6 +237,7 @@ def test_a_page_of_many_classes_lists_what_is_confused_most(tmp_path):
   assert text.index("class 4 class 7") < text.index("class 2 class 1")
 
 
+@pytest.mark.slow
 def test_a_page_of_noisy_accuracies_has_no_confusion_matrix(tmp_path):
   run = write_run(tmp_path, evaluation=NOISY, confusion=((1, 0, 0),) * 3)
 
@@ -256,6 +262,7 @@ def test_noisy_accuracies_say_so_and_what_they_cost(tmp_path, words):
   assert words in text_of(write_report(run))
 
 
+@pytest.mark.slow
 def test_noisy_accuracies_have_no_table_of_classes(tmp_path):
   run = write_run(tmp_path, evaluation=NOISY, baseline=False)
 
@@ -309,6 +316,7 @@ def test_a_page_of_seeded_heads_promises_nothing(tmp_path):
   assert "No ε on this page is a guarantee" in text
 
 
+@pytest.mark.slow
 def test_a_page_of_private_heads_is_for_who_may_read_the_results(tmp_path):
   page = write_report(write_run(tmp_path, baseline=False))
 
@@ -323,6 +331,7 @@ def test_a_page_of_a_baseline_alone_says_that_it_protects_nobody(tmp_path):
   assert "protects nobody" in text_of(write_report(tmp_path / "head"))
 
 
+@pytest.mark.slow
 def test_report_interrupted_leaves_nothing(page, run, capsys, monkeypatch):
   before = {*run.iterdir()}
 
@@ -336,6 +345,7 @@ def test_report_interrupted_leaves_nothing(page, run, capsys, monkeypatch):
   assert {*run.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_report_after_a_kill_clears_what_it_left(page, run, capsys):
   before = {*run.iterdir()}
   (run / ".report.html.new").write_text("killed there by SIGKILL")

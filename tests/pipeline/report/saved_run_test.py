@@ -201,6 +201,7 @@ def test_inspect_of_a_damaged_run_is_one_line_and_status_1(run, capsys):
   assert "Traceback" not in message
 
 
+@pytest.mark.slow
 def test_a_damaged_run_keeps_its_earlier_page(run, capsys):
   before = write_report(run).read_bytes()
   edit_head(run, top1="high")
