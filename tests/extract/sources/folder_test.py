@@ -84,6 +84,13 @@ def test_a_name_that_only_resembles_an_ignored_one_is_listed(tmp_path, name):
   assert len(open_dataset(tmp_path)) == 1
 
 
+def test_a_hidden_file_between_images_is_ignored(tmp_path):
+  """Names of a folder come together, and one of them is enough to look."""
+  write_files(tmp_path, "cat/!1.png", "cat/.2.png", "cat/3.png")
+
+  assert contents(open_dataset(tmp_path)) == ["cat/!1.png", "cat/3.png"]
+
+
 @pytest.mark.parametrize("index", [-1, 6])
 def test_an_index_outside_of_a_source_is_an_index_error(birds, index):
   with pytest.raises(IndexError, match=f"{index} is not in"):
