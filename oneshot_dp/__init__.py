@@ -23,6 +23,7 @@
 | `mu_squared_from_epsilon` | (ε, δ) → μ², which adds up, rounded down        |
 | `epsilon_of`            | (μ², δ) → ε, rounded up                           |
 | `NoiseSource`           | the operating system's random bits, or a seed's   |
+| `disable_core_dumps`    | a crash leaves nothing of this process's memory   |
 
 With scikit-learn there is also `DPLinearClassifier`, `train_head` by its rules.
 Whole jobs and the ledger are the command line's (`oneshot-dp`). Names are
@@ -34,6 +35,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+  from oneshot_dp.configs.core_dumps import disable_core_dumps
   from oneshot_dp.extract.backbones.backbone import load_backbone
   from oneshot_dp.extract.backbones.names import backbone_names
   from oneshot_dp.extract.cache.read import open_cache
@@ -60,6 +62,7 @@ _HOMES = {
   "NoiseSource": "linear_dp.noise",
   "PrivateHead": "linear_dp.private_head",
   "backbone_names": "extract.backbones.names",
+  "disable_core_dumps": "configs.core_dumps",
   "embed_images": "extract.job.shard",
   "epsilon_of": "linear_dp.accounting",
   "evaluate_heads": "linear_dp.evaluate",

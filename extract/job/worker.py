@@ -17,7 +17,6 @@ are left out, the engine comes to the end of its graph, and frees its workers.
 
 import contextlib
 import dataclasses
-import resource
 import secrets
 import socket
 import threading
@@ -26,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from oneshot_dp.configs.core_dumps import disable_core_dumps
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract import storage
@@ -238,8 +238,7 @@ def load_job(out: str, run: str) -> Job:
       compute what the launcher's does.
   """
   # A crash must not leave private images on the disk.
-  _, max_core = resource.getrlimit(resource.RLIMIT_CORE)
-  resource.setrlimit(resource.RLIMIT_CORE, (0, max_core))
+  disable_core_dumps()
   data = _read(out, f"launch.{run}")
   if data is None:
     raise RunError(

@@ -7,7 +7,7 @@ import posixpath
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,12 @@ from oneshot_dp.configs.extract_config import (
   check_unit_name,
 )
 from oneshot_dp.extract import places
-from oneshot_dp.extract.sources.limits import MAX_OWNER_CHARACTERS
+from oneshot_dp.extract.sources.limits import (
+  MAX_OWNER_CHARACTERS,
+  MAX_WORD_BYTES,
+  check_bytes,
+  check_rows,
+)
 from oneshot_dp.extract.sources.listed_files import format_names, is_ignored
 
 _INT64 = range(-(2**63), 2**63)
@@ -297,19 +302,45 @@ def _refuse_alike(path: str, owners_of: dict[str, list[str]]) -> None:
         )
 
 
-def _read_owners(path: str) -> tuple[str, dict[str, list[str]]]:
-  """The name of the unit, and the owners of each file, of a CSV table."""
+def _csv_rows(path: str) -> list[list[str]]:
+  """The rows of a CSV table that are not blank, without spaces around fields.
+
+  InputError: it is no CSV table in UTF-8, or has more rows, or a longer line,
+  than any table of owners: each blank line, or comma, takes many times its
+  byte.
+  """
+  # (StringIO would take four bytes for each character.)
+  text = io.TextIOWrapper(
+    io.BytesIO(places.read(path)), encoding="utf-8-sig", newline=""
+  )
+  rows: list[list[str]] = []
   try:
-    # (StringIO would take four bytes for each character.)
-    text = io.TextIOWrapper(
-      io.BytesIO(places.read(path)), encoding="utf-8-sig", newline=""
-    )
-    lines = list(csv.reader(text, skipinitialspace=True, strict=True))
+    for row in csv.reader(
+      _lines(text, path), skipinitialspace=True, strict=True
+    ):
+      if row:
+        rows.append([field.strip() for field in row])
+        check_rows(path, len(rows))
   except (UnicodeDecodeError, csv.Error) as error:
     raise InputError(
       f"{path!r} is not a valid CSV file in UTF-8: {error}."
     ) from error
-  rows = [[field.strip() for field in line] for line in lines]
+  return rows
+
+
+def _lines(text: io.TextIOWrapper, path: str) -> Iterator[str]:
+  """The lines of a file; InputError: one is too long."""
+  while True:
+    line = text.readline(MAX_WORD_BYTES)
+    if not line:
+      return
+    check_bytes(path, "a line", len(line), MAX_WORD_BYTES - 1)
+    yield line
+
+
+def _read_owners(path: str) -> tuple[str, dict[str, list[str]]]:
+  """The name of the unit, and the owners of each file, of a CSV table."""
+  rows = _csv_rows(path)
   # The header names the unit, which is public and goes into receipts.
   header = rows[0] if rows else []
   if len(header) != 2 or header[0] != "file":
@@ -321,8 +352,6 @@ def _read_owners(path: str) -> tuple[str, dict[str, list[str]]]:
   check_unit_name(unit)
   owners_of: dict[str, list[str]] = {}
   for row in rows[1:]:
-    if not row:
-      continue
     if len(row) != 2:
       raise InputError(f"{path!r}: {row[0]!r} has {len(row)} fields, not 2.")
     # "./a.jpg" and "a.jpg" are one file.

@@ -13,7 +13,6 @@ import io
 import logging
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from oneshot_dp.configs.core_dumps import disable_core_dumps
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.pipeline import PROGRAM, Answer
 from oneshot_dp.pipeline.cli import interrupts
@@ -219,8 +219,7 @@ def _completion(shell: str) -> str:
 def _prepare_process() -> None:
   """Makes streams and libraries behave, whatever the process was given."""
   # A crash would leave private rows on the disk.
-  _, hard_limit = resource.getrlimit(resource.RLIMIT_CORE)
-  resource.setrlimit(resource.RLIMIT_CORE, (0, hard_limit))
+  disable_core_dumps()
   logging.basicConfig(level=logging.ERROR, format="%(message)s")
   # JAX logs the traceback of a callback that Ctrl-C ended.
   logging.getLogger("jax").setLevel(logging.CRITICAL)

@@ -221,7 +221,10 @@ def in_c(flags):
   while True: libc.poll(None, 0, 100000)  # without Python, as XLA waits
 
 def at_a_crash(flags):
-  raise RunError(f"core {resource.getrlimit(resource.RLIMIT_CORE)[0]}")
+  # 3 is PR_GET_DUMPABLE: a pipe in core_pattern pays no attention to limits.
+  dumpable = ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
+  limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
+  raise RunError(f"core {limit}, dumpable {dumpable}")
 
 _, most = resource.getrlimit(resource.RLIMIT_CORE)
 resource.setrlimit(resource.RLIMIT_CORE, (most, most))
@@ -266,7 +269,7 @@ class TestProcess:
 
   def test_a_crash_leaves_no_rows_on_the_disk(self):
     process = start(TRAIN, first=_TRAIN_IS.replace("RUN", "at_a_crash"))
-    assert one_line(process.communicate(timeout=30)[1]) == "core 0"
+    assert one_line(process.communicate(timeout=30)[1]) == "core 0, dumpable 0"
 
   def test_a_reader_that_has_gone(self):
     process = start(["--help"])

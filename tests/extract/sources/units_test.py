@@ -256,3 +256,19 @@ def test_rows_that_share_a_long_name_share_its_copy():
   finally:
     tracemalloc.stop()
   assert peak < 1 << 24  # and not 200 MB
+
+
+def test_a_table_of_one_line_of_commas_is_refused_at_its_start(pets):
+  with refused("a line unfolds to 65,536 bytes, and may have 65,535"):
+    open_shared("file,patient\n" + ",".ljust(1 << 20, ","), pets)
+
+
+def test_blank_lines_of_a_table_take_no_memory(pets):
+  blank = "\n".ljust(1 << 20, "\n")
+  tracemalloc.start()
+  try:
+    open_shared(SHARED + blank, pets)
+    _, peak = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  assert peak < 1 << 24  # a list of no fields for each would be 60 MB
