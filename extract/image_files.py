@@ -163,7 +163,7 @@ def _opened(image: bytes) -> ImageFile.ImageFile:
 
 
 def _cannot_be_decoded(error: Exception) -> DecodeError:
-  return DecodeError(f"image cannot be decoded: {one_line(error)}")
+  return DecodeError(f"its decoder says: {one_line(error)}")
 
 
 def _unreadable(image: bytes) -> DecodeError:

@@ -9,10 +9,7 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EmbeddingDtype, SourceConfig
-from oneshot_dp.extract.sources.location import (
-  SPLIT_COLUMN,
-  refuse_several_splits,
-)
+from oneshot_dp.extract.sources.location import is_split_column
 from oneshot_dp.pipeline.vector_files import (
   CLASS_NAMES,
   VectorFile,
@@ -76,8 +73,7 @@ def find_columns(
 ) -> Columns:
   """Finds the wanted columns by their names.
 
-  All have the prefix `SPLIT_`, or none has. Columns that may name the owner of
-  a row and are not used are refused, or warned about.
+  All have the prefix `SPLIT_`, or none has.
 
   Args:
     file: one of the files that are imported.
@@ -88,8 +84,7 @@ def find_columns(
     The names in this file; None for ids and units that it does not have.
 
   Raises:
-    InputError: a column is missing; there is a unit_id, and no name for what a
-      unit is; or rows are of several splits.
+    InputError: a column is missing.
   """
   # One prefix for all columns: embeddings of train_ with labels of test_ would
   # have as many rows, perhaps, and mean nothing.
@@ -98,25 +93,32 @@ def find_columns(
   prefixed = any(f"{split}_{name}" in file.shapes for name in embedding_names)
   prefix = f"{split}_" if prefixed and not is_plain else ""
   label_names = candidates(request.label, "label")
-  columns = Columns(
+  return Columns(
     embedding=_required(file, prefix, embedding_names, split),
     label=_required(file, prefix, label_names, split),
     example_id=_first_present(file, prefix, ("example_id",)),
     unit_id=_unit_column(file, prefix, request.unit_name),
   )
-  if SPLIT_COLUMN not in columns:
-    _check_splits(file, file.shapes[columns.label])
-  if request.unit_name is None:
-    _refuse_unused_units(file, split)
-    _warn_of_unused_columns(file, prefix, columns)
-  return columns
 
 
-def _check_splits(file: VectorFile, shape: tuple[int, ...]) -> None:
-  """InputError: a column says that rows are of several splits."""
-  if file.shapes.get(SPLIT_COLUMN) == shape:
-    values = read_column(file, SPLIT_COLUMN)
-    refuse_several_splits(file.path, values.tolist())
+def stated_splits(file: VectorFile, columns: Columns) -> dict[str, set[str]]:
+  """Returns what columns that nothing else uses say of the split of rows.
+
+  Args:
+    file: one of the files that are imported.
+    columns: those that are used.
+
+  Returns:
+    Column → the texts in it.
+  """
+  shape = file.shapes[columns.label]
+  splits: dict[str, set[str]] = {}
+  for name in file.shapes:
+    is_one = is_split_column(name) and file.shapes[name] == shape
+    if is_one and name not in columns:
+      values = read_column(file, name).tolist()
+      splits[name] = {value for value in values if isinstance(value, str)}
+  return splits
 
 
 def _first_present(
@@ -158,6 +160,27 @@ def _unit_column(
   return column
 
 
+def check_unused_columns(
+  file: VectorFile, request: ImportRequest, columns: Columns, split: str
+) -> None:
+  """Refuses, or warns of, unused columns that may name the owner of a row.
+
+  Args:
+    file: one of the files that are imported.
+    request: has the name of the unit; with one, no column is looked at.
+    columns: those that are used.
+    split: the split, of which columns may have the prefix.
+
+  Raises:
+    InputError: there is a unit_id, and no name for what a unit is.
+  """
+  if request.unit_name is not None:
+    return
+  _refuse_unused_units(file, split)
+  prefix = f"{split}_" if columns.embedding.startswith(f"{split}_") else ""
+  _warn_of_unused_columns(file, prefix, columns)
+
+
 def _refuse_unused_units(file: VectorFile, split: str) -> None:
   # A column that is passed over would make ε a promise about rows, where the
   # file itself says that people own several.
@@ -183,7 +206,7 @@ def _warn_of_unused_columns(
       f"{file.path}: {', '.join(sorted(unused))} not used; if one says whose"
       " each row is, name it with --unit-name: else each row is protected by"
       " itself.",
-      stacklevel=5,
+      stacklevel=6,
     )
 
 

@@ -35,6 +35,7 @@ from oneshot_dp.extract.sources.location import (
   common_folder,
   expand_location,
   list_tables,
+  refuse_several_splits,
   resolve_split,
   split_tables,
 )
@@ -43,9 +44,11 @@ from oneshot_dp.pipeline.import_columns import (
   Columns,
   ImportRequest,
   candidates,
+  check_unused_columns,
   embedding_blocks,
   embedding_dtype,
   find_columns,
+  stated_splits,
   whole_numbers,
 )
 from oneshot_dp.pipeline.vector_files import (
@@ -238,12 +241,14 @@ def _open_tables(
   request: ImportRequest, split: str, files: Sequence[VectorFile]
 ) -> list[_Table]:
   """Reads all columns but the embeddings; the rules are those of `extract`."""
+  columns_of = [find_columns(file, request, split) for file in files]
+  _refuse_several_splits(request, files, columns_of)
   tables: list[_Table] = []
   unit_names: dict[int, str] = {}
   # All files of a split have the same classes in the same order, or a label
   # would mean one class in one file and another in the next.
-  for file in files:
-    columns = find_columns(file, request, split)
+  for file, columns in zip(files, columns_of, strict=True):
+    check_unused_columns(file, request, columns, split)
     _check_lengths(file, columns)
     names = _class_names(request, file, columns)
     if tables and names != tables[0].class_names:
@@ -267,6 +272,21 @@ def _open_tables(
       )
     )
   return tables
+
+
+def _refuse_several_splits(
+  request: ImportRequest,
+  files: Sequence[VectorFile],
+  columns_of: Sequence[Columns],
+) -> None:
+  """InputError: a column of the files says that rows are of several splits."""
+  # A file of each split is the mistake, too, where their names do not say it.
+  splits: dict[str, set[str]] = {}
+  for file, columns in zip(files, columns_of, strict=True):
+    for name, values in stated_splits(file, columns).items():
+      splits.setdefault(name, set()).update(values)
+  for name, values in splits.items():
+    refuse_several_splits(request.location, name, values)
 
 
 def _check_lengths(file: VectorFile, columns: Columns) -> None:

@@ -27,7 +27,10 @@ from oneshot_dp.extract.sources.limits import (
   check_unfolding,
 )
 from oneshot_dp.extract.sources.listed_files import File, opened
-from oneshot_dp.extract.sources.location import partition_columns
+from oneshot_dp.extract.sources.location import (
+  is_split_column,
+  partition_columns,
+)
 
 SUFFIXES = (".npz", ".parquet")
 """Suffixes of files of embeddings, in lower case."""
@@ -235,7 +238,7 @@ class ParquetVectors:
     # What the folders say is a column like others, unless the file has it.
     self._partitions: dict[str, str] = {}
     for column, value in partition_columns(file.path, root).items():
-      if column not in self.shapes and column != "split":
+      if column not in self.shapes and not is_split_column(column):
         self._partitions[column] = value
         self.shapes[column] = (rows,)
 

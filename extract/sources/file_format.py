@@ -28,6 +28,8 @@ class FileRows:
     are_indices: whether integer labels count the classes from 0, whatever the
       classes are called, as a ClassLabel of `datasets` says that they do.
     units: whose each image is; empty where units were not asked for.
+    split_column: what says of which split each row is; "" where nothing does.
+    splits: its values; empty where labels were not asked for.
   """
 
   column: str
@@ -37,6 +39,8 @@ class FileRows:
   labels: Sequence[Any] = ()
   are_indices: bool = False
   units: Sequence[Any] = ()
+  split_column: str = ""
+  splits: Sequence[Any] = ()
 
 
 @runtime_checkable

@@ -24,8 +24,9 @@ from oneshot_dp.extract.sources.listed_files import File, format_names
 _SPLIT_NAMES = frozenset(
   ("train", "training", "test", "testing", "val", "valid", "validation")
 )
-SPLIT_COLUMN = "split"
-"""What a column, or a part of the path, is called that says the split."""
+_SPLIT_COLUMNS = frozenset(
+  ("split", "subset", "partition", "fold", "set", "usage")
+)
 _NUMBERS = re.compile(r"\{(\d{1,6})\.\.(\d{1,6})\}")
 _SHARD = re.compile(r"([^\W_][\w.]*)-\d+-of-\d+[^/]*$")
 _MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -51,12 +52,20 @@ def is_split(name: str) -> bool:
   return name.lower() in _SPLIT_NAMES
 
 
-def refuse_several_splits(path: str, values: Iterable[Any]) -> None:
-  """Refuses a table that has rows of several splits.
+def is_split_column(name: str) -> bool:
+  """Whether a column of this name may say of which split each row is."""
+  return name.casefold() in _SPLIT_COLUMNS
+
+
+def refuse_several_splits(
+  place: str, column: str, values: Iterable[Any]
+) -> None:
+  """Refuses rows of several splits, which are read as one.
 
   Args:
-    path: of the table, for the message.
-    values: of its column `split`, one a row.
+    place: where the rows are, for the message.
+    column: the column, array or field that says the split of each row.
+    values: of this column, of all rows.
 
   Raises:
     InputError: some rows are of one split (train, test …), some of another.
@@ -67,7 +76,7 @@ def refuse_several_splits(path: str, values: Iterable[Any]) -> None:
   splits = sorted(name for name in names if is_split(name))
   if splits and len(names) > 1:
     raise InputError(
-      f"{path!r} has rows of several splits in its column 'split'"
+      f"{place!r} has rows of several splits in its column {column!r}"
       f" ({', '.join(map(ascii, splits))} …): write a file of each, or drop the"
       " column."
     )
@@ -170,7 +179,9 @@ def _without_partitions(path: str) -> str:
   """A path without its folders that say columns, but for that of the split."""
   kept: list[str] = []
   for part in path.split("/"):
-    if "=" not in part or part.startswith("split="):
+    column, equals, value = part.partition("=")
+    says_split = is_split_column(column) and is_split(value)
+    if not equals or column == "split" or says_split:
       kept.append(part)
   return "/".join(kept)
 

@@ -24,6 +24,7 @@ from oneshot_dp.extract.sources.limits import (
   check_rows,
 )
 from oneshot_dp.extract.sources.listed_files import File, format_names
+from oneshot_dp.extract.sources.location import is_split_column
 from oneshot_dp.extract.threads import ByteCache
 
 _NPZ = "npz of plain arrays"
@@ -75,6 +76,8 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   labels: list[Any] = []
   class_names: list[Any] = []
   units: list[Any] = []
+  split_column = ""
+  splits: list[Any] = []
   with listed_files.opened(file, _NPZ) as content:
     npz = Npz(content, file.path)
     is_split = labeled and config.split in npz.splits()
@@ -85,6 +88,12 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     rows = len(images)
     if labeled:
       labels = npz.column(prefix + label_key, "iuU", rows)
+      # Of an npz with arrays for each split the prefix has said it all.
+      for name in npz.names if not is_split else ():
+        is_used = name in (image_key, label_key, config.units)
+        if is_split_column(name) and not is_used:
+          split_column = name
+          splits = npz.texts(name)
       if "class_names" in npz.names:
         class_names = npz.column("class_names", "U")
       if config.units is None and f"{prefix}unit_id" in npz.names:
@@ -107,6 +116,8 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     class_names=class_names,
     labels=labels,
     units=units,
+    split_column=split_column,
+    splits=splits,
   )
 
 
@@ -191,6 +202,15 @@ class Npz:
         f"{self._path!r} is damaged: {len(values)} of {rows} rows have a"
         f" {name!r}."
       )
+    return values.tolist()
+
+  def texts(self, name: str) -> list[str]:
+    """The values of a list of strings; none of an array of another kind."""
+    values = self.array(name, MAX_COLUMN_BYTES)
+    if values.dtype.kind == "S":
+      values = np.char.decode(values, "utf-8", "replace")
+    if values.dtype.kind != "U" or values.ndim != 1:
+      return []
     return values.tolist()
 
 

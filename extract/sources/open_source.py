@@ -36,6 +36,7 @@ from oneshot_dp.extract.sources.location import (
   common_folder,
   expand_location,
   list_tables,
+  refuse_several_splits,
   resolve_split,
   split_tables,
 )
@@ -181,6 +182,8 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
   all_rows: list[FileRows] = []
   labels: list[np.ndarray] = []
   units: list[np.ndarray] = []
+  split_column = ""
+  splits: set[str] = set()
   for file in files:
 
     def where(row: int, path: str = file.path) -> str:
@@ -205,6 +208,12 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
       _check_length(file, rows, len(numbers))
       units.append(np.array(numbers, np.int64))
     all_rows.append(rows)
+    split_column = split_column or rows.split_column
+    splits.update(value for value in rows.splits if isinstance(value, str))
+  # Over all files: a file of each split is the mistake, too, where their names
+  # do not say it.
+  place = files[0].path if len(files) == 1 else config.location[0]
+  refuse_several_splits(place, split_column, splits)
   return Source(
     name=config.name or "",
     split=config.split or "all",

@@ -6,7 +6,7 @@ that `datasets` notes in the schema names the classes. Folders that are called
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,9 +33,8 @@ from oneshot_dp.extract.sources.limits import (
 )
 from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.location import (
-  SPLIT_COLUMN,
+  is_split_column,
   partition_columns,
-  refuse_several_splits,
 )
 from oneshot_dp.extract.sources.parquet_columns import (
   STRINGS,
@@ -261,10 +260,10 @@ def parquet_rows(
       units = _column_values(
         content, file.path, root, config.units, len(locations)
       )
-    is_used = SPLIT_COLUMN in (label_column, config.units)
-    if labeled and SPLIT_COLUMN in schema.names and not is_used:
-      splits = read_values(content, file.path, SPLIT_COLUMN)
-      refuse_several_splits(file.path, splits)
+    split_column = _split_column(schema, (label_column, config.units))
+    splits: list[Any] = []
+    if labeled and split_column:
+      splits = read_values(content, file.path, split_column)
   return FileRows(
     column=image,
     locations=locations,
@@ -273,7 +272,21 @@ def parquet_rows(
     labels=labels,
     are_indices=bool(class_names),
     units=units,
+    split_column=split_column,
+    splits=splits,
   )
+
+
+def _split_column(schema: pa.Schema, used: Sequence[str | None]) -> str:
+  """The column of strings that says the split of each row; "" if none does."""
+  for field in schema:
+    type_ = field.type
+    if pa.types.is_dictionary(type_):
+      type_ = type_.value_type
+    is_text = type_ in STRINGS
+    if is_text and is_split_column(field.name) and field.name not in used:
+      return field.name
+  return ""
 
 
 def _column_values(

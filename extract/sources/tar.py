@@ -25,6 +25,7 @@ from oneshot_dp.extract.sources.limits import (
   check_rows,
 )
 from oneshot_dp.extract.sources.listed_files import File, format_names
+from oneshot_dp.extract.sources.location import is_split_column
 
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_NAME_BYTES = 1 << 20
@@ -71,6 +72,8 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   """
   labels: list[Any] = []
   units: list[Any] = []
+  split_column = ""
+  splits: list[Any] = []
   with listed_files.opened(file, "tar") as content:
     samples = _samples(content, file)
     check_rows(file.path, len(samples))
@@ -83,6 +86,11 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
       labels = _values(content, samples, label_key, file.path)
     if config.units is not None:
       units = _values(content, samples, config.units, file.path)
+    if labeled:
+      used = (label_key, config.units)
+      split_column = _split_column(content, samples, used, file.path)
+      if split_column:
+        splits = _values(content, samples, split_column, file.path)
   # An image is a range of the tar: workers read it without a look at the
   # headers.
   locations = np.zeros((len(samples), 2), np.int64)
@@ -94,7 +102,29 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     label_column=label_key,
     labels=labels,
     units=units,
+    split_column=split_column,
+    splits=splits,
   )
+
+
+def _split_column(
+  content: BinaryIO,
+  samples: Sequence[_Sample],
+  used: Sequence[str | None],
+  path: str,
+) -> str:
+  """The extension, or the field of the json, that says the split; "" if none.
+
+  The first sample decides: of millions, json is not read for nothing.
+  """
+  for sample in samples[:1]:
+    names = list(sample)
+    if "json" in sample:
+      names += _fields(content, sample["json"], path)
+    for name in names:
+      if is_split_column(name) and name not in used:
+        return name
+  return ""
 
 
 def _images(
@@ -273,15 +303,10 @@ def _values(
     if member is None:
       values.append(None)
       continue
-    content.seek(member.start)
-    data = content.read(min(member.size, _MAX_LABEL_BYTES))
-    try:
-      text = data.decode()
-      value = text.strip() if is_file else json.loads(text).get(key)
-    except (ValueError, AttributeError, RecursionError) as error:
-      raise InputError(
-        f"{path!r}: {member.name!r} cannot be read: {one_line(error)}."
-      ) from error
+    if is_file:
+      value: Any = _read_text(content, member, path).strip()
+    else:
+      value = _fields(content, member, path).get(key)
     # In a file that is mostly holes, members of 1 MiB take no room on the disk,
     # and all values are in memory together.
     if isinstance(value, str):
@@ -293,3 +318,30 @@ def _values(
       value = ()  # a list or an object is refused, whatever is in it
     values.append(value)
   return values
+
+
+def _read_text(content: BinaryIO, member: Member, path: str) -> str:
+  content.seek(member.start)
+  data = content.read(min(member.size, _MAX_LABEL_BYTES))
+  try:
+    return data.decode()
+  except ValueError as error:
+    raise _unreadable(member, path, error) from error
+
+
+def _fields(content: BinaryIO, member: Member, path: str) -> dict[str, Any]:
+  """The fields of the json of a sample."""
+  text = _read_text(content, member, path)
+  try:
+    fields = json.loads(text)
+    if not isinstance(fields, dict):
+      raise ValueError("it is no object with fields")
+  except (ValueError, RecursionError) as error:
+    raise _unreadable(member, path, error) from error
+  return fields
+
+
+def _unreadable(member: Member, path: str, error: Exception) -> InputError:
+  return InputError(
+    f"{path!r}: {member.name!r} cannot be read: {one_line(error)}."
+  )

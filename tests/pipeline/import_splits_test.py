@@ -42,23 +42,38 @@ def test_one_of_several_splits_has_to_be_named(two_splits):
     import_table(two_splits, Path("c"), num_classes=K)
 
 
-def test_partitions_of_another_split_are_not_imported():
+@pytest.mark.parametrize("column", ["split", "Split", "subset"])
+def test_partitions_of_another_split_are_not_imported(column):
   folder = Path("vectors")
-  write_parquet_split(folder / "split=train", "part-0.parquet", [0, 1, 2])
-  write_parquet_split(folder / "split=test", "part-0.parquet", [0, 1])
+  for split, labels in {"train": [0, 1, 2], "test": [0, 1]}.items():
+    write_parquet_split(folder / f"{column}={split}", "0.parquet", labels)
 
   cache = import_table(folder, Path("c"), split="train", num_classes=K)
 
   assert cache.info.source_num_examples == 3
 
 
-def test_import_of_a_column_that_says_several_splits_is_refused():
+@pytest.mark.parametrize("column", ["split", "Split", "subset"])
+def test_import_of_a_column_that_says_several_splits_is_refused(column):
   embedding, label = vectors()
   splits = ["train"] * (N - 100) + ["test"] * 100
-  file = parquet(Path("all.parquet"), list(embedding), label, split=splits)
+  columns = {column: splits}
+  file = parquet(Path("all.parquet"), list(embedding), label, **columns)
 
   with pytest.raises(InputError, match=r"several splits .*'test', 'train'"):
     import_table(file, Path("c"), split="train", num_classes=K)
+
+
+@pytest.mark.filterwarnings("ignore:.*not used")
+def test_import_of_files_that_say_a_split_each_is_refused():
+  embedding, label = vectors()
+  Path("vectors").mkdir()
+  for split in ("train", "test"):
+    file = Path("vectors") / f"of-{ord(split[1])}.parquet"
+    parquet(file, list(embedding), label, split=[split] * N)
+
+  with pytest.raises(InputError, match=r"several splits .*'test', 'train'"):
+    import_table(Path("vectors"), Path("c"), num_classes=K)
 
 
 def test_import_of_a_column_that_says_one_split_is_of_all_rows():

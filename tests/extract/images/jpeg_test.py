@@ -99,7 +99,7 @@ def damaged(data: bytes) -> dict[str, bytes]:
 def test_a_damaged_jpeg_that_ends_in_its_end_mark_is_refused(jpeg, damage):
   data = damaged(jpeg)[damage]
   pixels_of_pillow(data)  # which says nothing
-  with refused("image cannot be decoded: Corrupt JPEG data", DecodeError):
+  with refused("its decoder says: Corrupt JPEG data", DecodeError):
     decode_image(data)
 
 
@@ -126,7 +126,7 @@ def test_a_jpeg_of_four_inks_may_lack_its_end_mark():
 
 @pytest.mark.parametrize("missing", [3, 20, 5000])
 def test_a_jpeg_that_is_cut_short_is_refused(jpeg, missing):
-  with refused("image cannot be decoded", DecodeError):
+  with refused("its decoder says", DecodeError):
     decode_image(jpeg[:-missing])
 
 

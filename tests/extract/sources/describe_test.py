@@ -51,7 +51,7 @@ def test_every_fault_of_a_folder_is_named(spoiled):
     "'b/pipe.jpg': leads",
     "'stray.png': in no class",
     "without an image: 'empty'",
-    f"{spoiled}/b/cut.png: image cannot be decoded",
+    f"{spoiled}/b/cut.png: its decoder says",
   ):
     assert fault in faults
   with pytest.raises(InputError):
@@ -236,7 +236,7 @@ def test_damaged_jpegs_are_faults_and_one_without_its_end_mark_is_a_warning(
   write_files(tmp_path, "b/cut.jpg", data=jpeg[:-2])
   report = describe(tmp_path)
   (fault,) = report.faults
-  assert "a/half.jpg: image cannot be decoded: Corrupt JPEG data" in fault
+  assert "a/half.jpg: its decoder says: Corrupt JPEG data" in fault
   (warning,) = report.warnings
   assert "b/cut.jpg: the JPEG has no end mark" in warning
   assert warning in report.text

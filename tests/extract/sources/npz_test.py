@@ -193,3 +193,16 @@ def test_an_array_of_owners_is_the_unit_of_each_image(tmp_path, array, owners):
   assert source.unit == "owner"
   assert ids[0] == ids[2] != ids[1]
   assert ids == owners or isinstance(owners[0], str)
+
+
+@pytest.mark.parametrize("dtype", ["U", "S"])
+def test_an_npz_whose_array_says_several_splits_is_refused(tmp_path, dtype):
+  splits = np.array(["train"] * 5 + ["test"] * 2, dtype)
+  path = save_npz(tmp_path, **make_arrays(), split=splits)
+  with refused("several splits in its column 'split' .'test', 'train'"):
+    open_dataset(path)
+
+
+def test_an_npz_whose_array_says_one_split_is_read(tmp_path):
+  path = save_npz(tmp_path, **make_arrays(), split=np.array(["train"] * 7))
+  assert len(open_dataset(path)) == 7

@@ -1,11 +1,17 @@
 """Which files of a location are one source, and which split they are of."""
 
 import pathlib
+from typing import Any
 
 import pytest
 
 from tests.extract.refusals import refused
-from tests.extract.sources.fixtures import images_of, open_dataset, write_table
+from tests.extract.sources.fixtures import (
+  images_of,
+  open_dataset,
+  write_table,
+  write_tar,
+)
 
 KINDS = ("parquet", "tar")
 CLASSES = ("cat", "dog", "owl")
@@ -61,6 +67,8 @@ SPLITS = [
   ("a-train_extra-000-of-001.tar a-train-000-of-001.tar", "train", [1]),
   ("default/train/0001.parquet default/train/0000.parquet", None, [1, 0]),
   ("split=train/0.parquet split=test/0.parquet", "test", [1]),
+  ("Subset=train/0.parquet Subset=test/0.parquet", "test", [1]),
+  ("subset=cat/0.parquet subset=dog/0.parquet", None, [0, 1]),
   ("1.tar 0.tar .2.tar", None, [1, 0]),
   ("x.parquet/part-0.snappy.parquet", "all", [0]),  # as Spark has it
   ("x_train.tar b.tar", "train", [0]),
@@ -104,11 +112,38 @@ def test_a_split_that_is_not_plain_is_refused(tmp_path, names, split, message):
     open_dataset(tmp_path, class_names=CLASSES, split=split)
 
 
-def test_a_column_that_says_several_splits_is_refused(tmp_path):
-  columns = {"label": [0, 1, 0], "split": ["train", "train", "test"]}
-  write_table(tmp_path / "pets.parquet", IMAGES[:3], **columns)
+SPLIT_COLUMNS = ("split", "Split", "subset", "partition")
+
+
+@pytest.mark.parametrize("column", SPLIT_COLUMNS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_that_says_several_splits_is_refused(tmp_path, kind, column):
+  columns: dict[str, Any] = {
+    "label": [0, 1, 0],
+    column: ["train", "train", "test"],
+  }
+  path = tmp_path / f"pets.{kind}"
+  write_table(path, IMAGES[:3], **columns)
+  with refused(f"several splits in its column '{column}' .'test', 'train'"):
+    open_dataset(path, class_names=CLASSES)
+
+
+def test_a_member_of_samples_that_says_several_splits_is_refused(tmp_path):
+  members: dict[str, bytes | None] = {}
+  for name, split in (("a", b"train"), ("b", b"val")):
+    members |= {f"{name}.png": b"", f"{name}.cls": b"0", f"{name}.split": split}
+  write_tar(tmp_path / "pets.tar", members)
+  with refused("several splits in its column 'split' .'train', 'val'"):
+    open_dataset(tmp_path / "pets.tar", class_names=CLASSES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_that_say_a_split_each_are_refused(tmp_path, kind):
+  for number, split in enumerate(("train", "test")):
+    path = tmp_path / f"{number}.{kind}"
+    write_table(path, [IMAGES[number]], label=[0], split=[split])
   with refused("several splits in its column 'split' .'test', 'train'"):
-    open_dataset(tmp_path / "pets.parquet", class_names=CLASSES)
+    open_dataset(tmp_path, class_names=CLASSES)
 
 
 def test_a_column_that_says_one_split_is_passed_over(tmp_path):
