@@ -150,7 +150,9 @@ class FileTable(Sequence[File]):
         row += 1
         continue
       after = f"{folder}{_AFTER_SLASH}"
-      stop = bisect.bisect(self, after, row, key=operator.attrgetter("path"))
+      stop = bisect.bisect_left(
+        self, after, row, key=operator.attrgetter("path")
+      )
       rows_of[folder] = slice(row, stop)
       row = stop
     return rows_of

@@ -84,6 +84,13 @@ def test_below_a_folder_without_files_is_empty(listed):
   assert not table_of(listed).below("c")
 
 
+def test_below_has_no_file_whose_name_is_the_next_after_the_folder():
+  """The first name behind all of "a/" is "a0"."""
+  below = table_of([File(name, 1, 1) for name in ("a/x", "a0")]).below("a")
+
+  assert list(below.paths()) == ["x"]
+
+
 def test_folders_are_found_between_names_that_begin_alike():
   """A folder's name goes on with a slash: others sort before and after it."""
   names = ["a", "a-b/x", "a.c", "a/b/c", "a/z", "a0/x", "é/x", "z"]
