@@ -259,6 +259,8 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as folder:
     place = pathlib.Path(folder)
     os.chdir(place)  # What is relative is so to the workers too.
+    # What killed commands and workers leave goes with the folder.
+    os.environ["TMPDIR"] = folder
     try:
       with extraction(place, asked.images, asked.store) as job:
         try:
