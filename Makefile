@@ -35,15 +35,17 @@ demo: $(VENV)/.project ## a private sweep from images to plots, in demo/
 # do without: they run what users run.
 HASTE := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 
+# With the examples in docstrings: to look for them takes 2 s of each worker, and
+# `make test-fast` does without.
 test: $(VENV)/.project $(VENV)/.libtpu ## the tests, but for the long ones
-	@XLA_FLAGS="$(HASTE)" $(PYTEST) -m "not long and not stores" $(PYTEST_ARGS)
+	@XLA_FLAGS="$(HASTE)" $(PYTEST) --doctest-modules -m "not long and not stores" $(PYTEST_ARGS)
 
 test-long: $(VENV)/.project $(VENV)/.libtpu ## kills, chance, real features: minutes of each
 	@$(PYTEST) -m "long and not stores" $(PYTEST_ARGS)
 
 # Its tests wait for no processes, and each worker must collect all tests first.
 test-fast: WORKERS = 2
-test-fast: $(VENV)/.project $(VENV)/.libtpu ## a quick look: not the slow ones, types unchecked
+test-fast: $(VENV)/.project $(VENV)/.libtpu ## a quick look: no slow ones, no docstrings, types unchecked
 	@ONESHOT_DP_CHECK_TYPES=0 XLA_FLAGS="$(HASTE)" $(PYTEST) -m "not slow and not long and not stores" $(PYTEST_ARGS)
 
 test-stores: $(VENV)/.project ## real object stores on the loopback (built by Go)

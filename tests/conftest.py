@@ -145,7 +145,7 @@ def bounded_memory():
   statm = pathlib.Path("/proc/self/statm")
   if not statm.exists():
     return
-  if int(statm.read_text().split()[1]) * mmap.PAGESIZE > 2**30:
+  if int(statm.read_text().split()[1]) * mmap.PAGESIZE > 3 * 2**29:
     import jax
 
     jax.clear_caches()

@@ -60,6 +60,7 @@ def test_blocks_of_any_size_make_the_same_chunks(block, monkeypatch):
     assert not found[700:].any()
 
 
+@pytest.mark.slow
 def test_rows_are_read_once_where_they_are_kept(monkeypatch):
   passes = []
   x, label = hostile_rows(np.random.default_rng(0))
@@ -118,6 +119,7 @@ def test_on_a_tpu_its_host_makes_what_needs_float64(monkeypatch):
 # Maps.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [1, 2, 6, 100])
 def test_a_map_is_that_of_numpy(dim):
   rng = np.random.default_rng(dim)

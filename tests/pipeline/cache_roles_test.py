@@ -156,6 +156,7 @@ def test_a_cast_shows_no_keys(train_cache):
   assert "keys" not in repr(private(train_cache))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["nan", "inf", "label"])
 def test_a_cache_with_fitted_hashes_is_still_looked_at(
   capsys, tmp_path, ledger_file, train_cache, monkeypatch, fault

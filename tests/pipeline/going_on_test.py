@@ -29,7 +29,7 @@ def check_heads_are_vouched_for(folder, ledger):
 
 
 class TestGoingOn:
-  @pytest.fixture(params=["auto", "lamb"])
+  @pytest.fixture(params=[pytest.param("auto", marks=pytest.mark.slow), "lamb"])
   def continued(self, request, capsys, place):
     """A head of ε = 1 in `a`, one of 8 from it in `b`, and what was said."""
     words = f"TRAIN --head {request.param} --epsilon"

@@ -80,6 +80,7 @@ def reopen(request):
   return lambda source: source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_tables_of_a_split_have_every_row_once_in_order(tmp_path, kind, reopen):
   folder = write_split_files(tmp_path / "pets", kind)

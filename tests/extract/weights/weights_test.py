@@ -374,6 +374,7 @@ def test_file_of_any_name_is_read_by_its_content(tmp_path, packed):
     assert arrays[name].dtype == array.dtype
 
 
+@pytest.mark.slow
 def test_file_with_a_flipped_bit_is_read_or_refused(tmp_path, packed):
   """Nothing else is raised."""
   path = tmp_path / "weights.dat"

@@ -146,6 +146,7 @@ def test_releases_cost_all_of_the_budget_and_no_more(released):
   assert float(spent) == pytest.approx(case.mu_squared, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_each_release_before_the_steps_costs_its_share(released):
   case, releases = released
 

@@ -71,6 +71,7 @@ def test_bound_of_sound_audits_is_seldom_above_the_claim(epsilon):
   assert false <= 22
 
 
+@pytest.mark.slow
 def test_guesses_of_one_run_are_independent():
   """The number of right ones varies as a binomial does, and no more."""
   rng = np.random.default_rng(2)

@@ -122,6 +122,7 @@ def test_charts_use_the_colors_of_the_page():
     assert not re.search("#0072b2|#d55e00|#000000", chart)
 
 
+@pytest.mark.slow
 def test_charts_are_described_in_words():
   rows = [head_row(), head_row(epsilon=math.inf)]
 

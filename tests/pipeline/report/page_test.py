@@ -307,6 +307,7 @@ def test_a_page_with_a_baseline_is_its_owners_alone(page):
   assert "without noise (NOT PRIVATE)" in page.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_page_of_seeded_heads_promises_nothing(tmp_path):
   page = write_report(write_run(tmp_path, seed=3, baseline=False))
 
