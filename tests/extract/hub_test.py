@@ -19,6 +19,9 @@ from tests.extract.sources.fixtures import (
   write_table,
 )
 
+# Each has a server of its own.
+pytestmark = pytest.mark.slow
+
 ADDRESS = "hf://datasets/owner/pets"
 FIRST = "0".zfill(40)
 SECOND = "1".zfill(40)

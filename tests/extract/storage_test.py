@@ -16,6 +16,9 @@ from tests.extract.cache.caches import make_info, put, put_late, run_job
 from tests.extract.refusals import refused
 from tests.extract.stores import EVERYWHERE, STORE_KINDS, open_place
 
+# Each has a server of its own.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(place):
@@ -299,7 +302,6 @@ def wake(worker) -> int:
   return worker.exitcode
 
 
-@pytest.mark.slow
 @EVERYWHERE
 def test_shard_of_another_jobs_worker_is_refused_and_never_counted(
   place, store, other_job, start_sleeping_worker
@@ -315,7 +317,6 @@ def test_shard_of_another_jobs_worker_is_refused_and_never_counted(
   assert INFO_FILE not in storage.list_files(store)
 
 
-@pytest.mark.slow
 @EVERYWHERE
 def test_worker_that_wakes_in_the_cache_of_another_job_fails_and_harms_nothing(
   place, other_job, start_sleeping_worker, capfd
@@ -329,7 +330,6 @@ def test_worker_that_wakes_in_the_cache_of_another_job_fails_and_harms_nothing(
   assert check_cache(place.url) == []
 
 
-@pytest.mark.slow
 @EVERYWHERE
 def test_finalize_does_not_change_the_cache_of_another_job(
   place, tmp_path, job

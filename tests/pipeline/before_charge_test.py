@@ -17,6 +17,9 @@ from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_heads import mu2_of
 from tests.sample_caches import DIM, clusters, write_clusters, write_rows
 
+# Whole runs, each of a tenth of a second or more.
+pytestmark = pytest.mark.slow
+
 DELTA = 1e-5
 
 
@@ -50,7 +53,6 @@ class TestRehearsal:
     assert {head["head"] for head in heads} == set(HEADS)
     assert len(ledger.entries()) == len(HEADS)
 
-  @pytest.mark.slow
   @pytest.mark.parametrize(
     "broken",
     [
@@ -104,7 +106,6 @@ class TestWarnings:
     assert len(warnings) == bool(expected)
     assert expected in "".join(warnings)
 
-  @pytest.mark.slow
   def test_of_units_it_says_how_many_are_too_few_and_not_how_many_there_are(
     self, capsys, place
   ):
@@ -190,7 +191,6 @@ class TestCost:
     total = format_rounded_up(epsilon_of(float(2 * mu2_of(1.0)), DELTA))
     assert f"is charged epsilon 1 now, and {total} in total" in err
 
-  @pytest.mark.slow
   def test_accuracies_on_the_same_data_set_count(self, capsys, place, ledger):
     write_clusters(Path("t"), (40,) * 4, seed=4, split="test")
     words = "SWEEP --eval-cache t --epsilons 1 --private-eval 1 --head lamb"
@@ -213,7 +213,6 @@ class TestTypedAgain:
     assert out == "h is finished already: nothing to do\n"
     assert ledger.path.read_bytes() == before
 
-  @pytest.mark.slow
   def test_a_finished_sweep_whose_test_set_is_private_now_has_nothing_to_do(
     self, capsys, place, eval_cache
   ):

@@ -15,6 +15,9 @@ from tests.pipeline import image_heads
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.predictions import column_of, expected, lines_of
 
+# Whole runs, each of a tenth of a second or more.
+pytestmark = pytest.mark.slow
+
 # Images that are not read.
 
 
@@ -128,7 +131,6 @@ def test_a_killed_run_leaves_nothing(
   succeeds(capsys, *words)
 
 
-@pytest.mark.slow
 def test_a_function_that_was_changed_is_another_backbone(
   tmp_path, capsys, digits_photos
 ):
@@ -186,7 +188,6 @@ def twelve_bits(tmp_path):
   return file
 
 
-@pytest.mark.slow
 def test_a_head_remembers_the_bit_depth_of_its_training(
   tmp_path, capsys, twelve_bits
 ):

@@ -10,6 +10,9 @@ from tests.extract import object_server
 from tests.pipeline.buckets.objects import BUCKET, HEAD, names_in
 from tests.pipeline.command_line import fails, succeeds
 
+# Whole runs, each of a tenth of a second or more.
+pytestmark = pytest.mark.slow
+
 LOST_SLASH = "s3:/data"
 
 
@@ -60,7 +63,6 @@ def test_export_reads_a_head_in_a_bucket(bucket, trained, tmp_path, capsys):
   assert (tmp_path / "model" / "receipt.json").exists()
 
 
-@pytest.mark.slow
 def test_predict_writes_its_table_into_a_bucket_once(
   bucket, trained, eval_cache, tmp_path, capsys
 ):
@@ -166,7 +168,6 @@ def test_predict_takes_what_other_programs_call_a_file(
   assert (tmp_path / "table.csv").exists()
 
 
-@pytest.mark.slow
 def test_extract_writes_to_what_other_programs_call_a_store(bucket, capsys):
   words = f"extract digits --split test --out s3a://{object_server.BUCKET}/c"
 
@@ -175,7 +176,6 @@ def test_extract_writes_to_what_other_programs_call_a_store(bucket, capsys):
   assert "c/cache_info.json" in bucket
 
 
-@pytest.mark.slow
 def test_export_writes_the_files_of_a_disk_into_a_bucket_once(
   bucket, trained, tmp_path, capsys
 ):

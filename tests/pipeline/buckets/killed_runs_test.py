@@ -24,6 +24,9 @@ from tests.pipeline.buckets.served_runs import (
   write,
 )
 
+# Whole runs, each of a tenth of a second or more.
+pytestmark = pytest.mark.slow
+
 STEPS = {
   "probe put": (storage, "write_if_absent", 0, True),
   "probe removed": (storage, "remove", 1, True),
@@ -60,7 +63,6 @@ def test_objects_are_put_after_the_note_and_what_completes_is_last(
   check_whole(server, ledger, out)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_a_killed_run_shows_what_was_noted_or_begins_anew_at_no_cost(
   ledger, s3_out, server, step

@@ -14,6 +14,9 @@ from oneshot_dp.pipeline.heads.model_card import render_card
 from tests.pipeline.buckets.objects import BUCKET, HEAD
 from tests.pipeline.command_line import fails, succeeds
 
+# Whole runs, each of a tenth of a second or more.
+pytestmark = pytest.mark.slow
+
 
 def train_on_two_classes(source):
   return api.train_head(

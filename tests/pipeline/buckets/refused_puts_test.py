@@ -14,6 +14,9 @@ from tests.pipeline.buckets.served_runs import (
   run,
 )
 
+# Whole runs, each of a tenth of a second or more.
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
   ("request_kind", "permission"),

@@ -23,6 +23,9 @@ from tests.pipeline.buckets.served_runs import (
 )
 from tests.pipeline.sample_heads import make_charge_request
 
+# Whole runs, each of a tenth of a second or more.
+pytestmark = pytest.mark.slow
+
 
 def test_a_place_with_an_object_is_refused_before_the_charge(
   ledger, out, server

@@ -17,6 +17,9 @@ from tests.pipeline.command_line import fails, start, succeeds
 from tests.pipeline.sample_heads import mu2_of
 from tests.sample_caches import DIM
 
+# Whole runs, each of a tenth of a second or more.
+pytestmark = pytest.mark.slow
+
 
 class TestTraining:
   """`train` and `sweep` into a bucket, and what reads their results there."""
