@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Bool, Int32, Int64, Integer
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import NO_OWNER, has_several_owners
@@ -112,13 +112,52 @@ class PrivateDataset:
       if self.has_several_owners:
         owners.add(block["unit_id"], self.row_weights(block))
       yield block
-    if owners.heaviest() > self.weight:
+    self._check_ids_and_weights(
+      np.concatenate(ids_of_blocks), owners.heaviest()
+    )
+
+  def check_across_hosts(self) -> None:
+    """Checks what no host can see alone: rows that two hosts have; collective.
+
+    It takes one more pass over this host's rows. Where one host reads all rows,
+    each pass of `checked_blocks` has compared them, and this does nothing.
+
+    Raises:
+      InputError: on all hosts: an example_id comes twice, the rows of an owner
+        weigh more than W, or there are many more than n rows.
+    """
+    if self.hosts.count == 1 or self.has_whole_units:
+      return
+    own_ids, own_owners = self.hosts.raise_together(self._ids_and_owners)
+    all_ids = self.hosts.gathered(own_ids)
+    # An owner's rows may lie on several hosts, each of which knows what its own
+    # add up to.
+    owner, weight = own_owners.totals()
+    owners = _OwnerWeights()
+    owners.append(self.hosts.gathered(owner), self.hosts.gathered(weight))
+    self._check_ids_and_weights(all_ids, owners.heaviest())
+
+  def _ids_and_owners(
+    self,
+  ) -> tuple[Int64[np.ndarray, " r"], "_OwnerWeights"]:
+    """The ids of this host's rows, and the weights of their owners."""
+    ids_of_blocks = [np.empty(0, np.int64)]
+    owners = _OwnerWeights()
+    for block in self.blocks():
+      ids_of_blocks.append(np.array(block["example_id"], np.int64))
+      if self.has_several_owners:
+        owners.add(block["unit_id"], self.row_weights(block))
+    return np.concatenate(ids_of_blocks), owners
+
+  def _check_ids_and_weights(
+    self, ids: Int64[np.ndarray, " r"], heaviest_owner: int
+  ) -> None:
+    """Refuses rows that come twice, weigh too much, or are too many."""
+    if heaviest_owner > self.weight:
       raise InputError(
         f"{self.name}: the rows of one of their owners weigh more than a unit"
         " may: make the cache again."
       )
-    ids = np.concatenate(ids_of_blocks)
-    ids_of_blocks.clear()
     ids.sort()
     is_repeated = np.append(ids[1:] == ids[:-1], False)
     if is_repeated.any():
@@ -203,7 +242,7 @@ class PrivateDataset:
 
 
 class _OwnerWeights:
-  """Adds up the weights of the rows of each owner, over one host's pass."""
+  """Adds up the weights of the rows of each owner, over one pass."""
 
   def __init__(self):
     self._owners = [np.empty(0, np.int64)]
@@ -212,15 +251,27 @@ class _OwnerWeights:
   def add(
     self, unit_id: Int64[np.ndarray, "r m"], weight: Int32[np.ndarray, " r"]
   ) -> None:
+    """Adds rows, each with the same weight for all of its owners."""
     is_owner = unit_id != NO_OWNER
-    self._owners.append(unit_id[is_owner])
-    self._weights.append(np.repeat(weight, is_owner.sum(axis=1)))
+    self.append(unit_id[is_owner], np.repeat(weight, is_owner.sum(axis=1)))
+
+  def append(
+    self, owner: Int64[np.ndarray, " u"], weight: Integer[np.ndarray, " u"]
+  ) -> None:
+    """Adds a weight to each of these owners, who may come more than once."""
+    self._owners.append(owner)
+    self._weights.append(weight.astype(np.int64))
+
+  def totals(self) -> tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]:
+    """The owners, each once, and what the rows of each weigh together."""
+    owners, index = np.unique(np.concatenate(self._owners), return_inverse=True)
+    total = np.zeros(len(owners), np.int64)
+    np.add.at(total, index, np.concatenate(self._weights))
+    return owners, total
 
   def heaviest(self) -> int:
     """The largest sum of an owner's weights; 0 of no rows."""
-    _, owner = np.unique(np.concatenate(self._owners), return_inverse=True)
-    total = np.zeros(int(owner.max(initial=-1)) + 1, np.int64)
-    np.add.at(total, owner, np.concatenate(self._weights))
+    _, total = self.totals()
     return int(total.max(initial=0))
 
 

@@ -193,6 +193,26 @@ class Hosts:
       return own
     return self._added(own.ravel()).reshape(own.shape)
 
+  def gathered(
+    self, numbers: Int64[np.ndarray, " n"]
+  ) -> Int64[np.ndarray, " total"]:
+    """Returns the numbers of all hosts, one host's after another's.
+
+    Args:
+      numbers: this host's; each host may have another number of them.
+
+    Raises:
+      InputError, RunError: see `raise_together`.
+    """
+    # Each host fills its own stretch, so the sum over hosts has all of them.
+    lengths = np.zeros(self.count, np.int64)
+    lengths[self.index] = len(numbers)
+    all_lengths = self.sum(lambda: lengths)
+    start = all_lengths[: self.index].sum()
+    stretches = np.zeros(all_lengths.sum(), np.int64)
+    stretches[start : start + len(numbers)] = numbers
+    return self.sum(lambda: stretches)
+
   def from_first(
     self,
     compute: Callable[[], Int64[np.ndarray, "..."]],

@@ -227,8 +227,10 @@ def open_eval_rows(
     budget = EvalBudget(eval_set.private_epsilon, delta)
   # A unit's rows one by one, each at its share of the unit's weight: accuracy
   # is about rows, and means of a unit's classes are no rows.
-  rows = rows_of(data_of(cache, hosts), per_row=True)
+  data = data_of(cache, hosts)
+  rows = rows_of(data, per_row=True)
   rows.validate()
+  data.check_across_hosts()
   role = CacheRole(cache, "public" if budget is None else "private", flag)
   return EvalRows(role=role, rows=rows, source=source, budget=budget)
 

@@ -334,6 +334,7 @@ def _read_rows(
   rows = {head: HEADS[head].prepare_rows(data) for head in request.heads}
   for head_rows in rows.values():
     head_rows.validate()
+  data.check_across_hosts()
   # Equal rows of one host say little about the others', so each looks at all.
   hosts.raise_together(data_of(train.cache).refuse_equal_rows)
   return rows

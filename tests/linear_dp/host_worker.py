@@ -4,15 +4,18 @@ Every sum over hosts is made of rows of which each has a part; host 0 alone may
 draw a random bit.
 """
 
+import dataclasses
 import functools
 import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.linear_dp.dataset import Block, PrivateDataset
 from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import PrivateSums
@@ -102,6 +105,34 @@ def meet_errors(hosts: Hosts) -> None:
   hosts.agree("cache", "the same")
 
 
+def compare_rows(hosts: Hosts) -> None:
+  """Prints what hosts say of rows of which no host alone sees a fault."""
+  embedding, label = hostile_rows(np.random.default_rng(0), n=9)
+  same_ids = data_of(embedding, label, hosts=hosts)
+  # Nine rows of one owner on each host, which weigh W: that the other host has
+  # nine more of them only both can tell.
+  owner = np.full((9, 1), 7)
+  one_owner = data_of(embedding, label, owner, divisor=[9] * 9, hosts=hosts)
+  one_owner = with_ids(one_owner, first=9 * hosts.index)
+  for data in (same_ids, one_owner):
+    list(data.checked_blocks())
+    try:
+      data.check_across_hosts()
+    except InputError as error:
+      print(error)
+  with_ids(same_ids, first=9 * hosts.index).check_across_hosts()
+
+
+def with_ids(data: PrivateDataset, first: int) -> PrivateDataset:
+  """The same rows, whose ids begin at another number."""
+
+  def blocks() -> Iterator[Block]:
+    for block in data.blocks():
+      yield {**block, "example_id": block["example_id"] + first}
+
+  return dataclasses.replace(data, blocks=blocks)
+
+
 def print_sums(hosts: Hosts, names) -> None:
   """Prints what leaves of these statistics, of rows and of units."""
   made = [released(hosts, units, names) for units in (False, True)]
@@ -119,6 +150,7 @@ def main(place: str, what: str) -> None:
     case "many things":
       print_sums(hosts, FEW)
       print(json.dumps(without_rows(hosts)))
+      compare_rows(hosts)
       meet_errors(hosts)
     case "killed" if hosts.index == 1:
       os.kill(os.getpid(), signal.SIGKILL)

@@ -114,6 +114,17 @@ def test_a_host_may_have_no_rows(two_hosts):
 
 
 @pytest.mark.long
+def test_rows_of_which_no_host_alone_sees_a_fault_are_refused_on_all(two_hosts):
+  faults = [
+    "the rows: example_id=0: it comes more than once. Run `oneshot-dp verify`"
+    " on the cache, then make it again.",
+    "the rows: the rows of one of their owners weigh more than a unit may: make"
+    " the cache again.",
+  ]
+  assert [printed[2:4] for printed in two_hosts] == [faults] * 2
+
+
+@pytest.mark.long
 def test_an_error_of_one_host_is_raised_on_all_and_they_go_on(two_hosts):
   kinds = "InputError", "RunError"
   errors = [f"{kind} host 1: a shard is damaged" for kind in kinds]
@@ -123,7 +134,9 @@ def test_an_error_of_one_host_is_raised_on_all_and_they_go_on(two_hosts):
     " same flags and cache, on all hosts."
   )
   # (Nobody but host 0 makes what comes from it.)
-  assert [printed for _, _, *printed in two_hosts] == [[*errors, other]] * 2
+  assert [printed for _, _, _, _, *printed in two_hosts] == [
+    [*errors, other]
+  ] * 2
 
 
 BY_SLURM = {
