@@ -1,7 +1,7 @@
 """The contract between a source and the formats of its files."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,8 +28,8 @@ class FileRows:
     are_indices: whether integer labels count the classes from 0, whatever the
       classes are called, as a ClassLabel of `datasets` says that they do.
     units: whose each image is; empty where units were not asked for.
-    split_column: what says of which split each row is; "" where nothing does.
-    splits: its values; empty where labels were not asked for.
+    splits: the values of each column that may say of which split a row is, by
+      its name; empty where labels were not asked for.
   """
 
   column: str
@@ -39,8 +39,7 @@ class FileRows:
   labels: Sequence[Any] = ()
   are_indices: bool = False
   units: Sequence[Any] = ()
-  split_column: str = ""
-  splits: Sequence[Any] = ()
+  splits: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
 
 
 @runtime_checkable

@@ -76,8 +76,7 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   labels: list[Any] = []
   class_names: list[Any] = []
   units: list[Any] = []
-  split_column = ""
-  splits: list[Any] = []
+  splits: dict[str, list[str]] = {}
   with listed_files.opened(file, _NPZ) as content:
     npz = Npz(content, file.path)
     is_split = labeled and config.split in npz.splits()
@@ -92,8 +91,7 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
       for name in npz.names if not is_split else ():
         is_used = name in (image_key, label_key, config.units)
         if is_split_column(name) and not is_used:
-          split_column = name
-          splits = npz.texts(name)
+          splits[name] = npz.texts(name)
       if "class_names" in npz.names:
         class_names = npz.column("class_names", "U")
       if config.units is None and f"{prefix}unit_id" in npz.names:
@@ -116,7 +114,6 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     class_names=class_names,
     labels=labels,
     units=units,
-    split_column=split_column,
     splits=splits,
   )
 

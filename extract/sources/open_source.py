@@ -182,8 +182,7 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
   all_rows: list[FileRows] = []
   labels: list[np.ndarray] = []
   units: list[np.ndarray] = []
-  split_column = ""
-  splits: set[str] = set()
+  splits: dict[str, set[str]] = {}
   for file in files:
 
     def where(row: int, path: str = file.path) -> str:
@@ -208,12 +207,14 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
       _check_length(file, rows, len(numbers))
       units.append(np.array(numbers, np.int64))
     all_rows.append(rows)
-    split_column = split_column or rows.split_column
-    splits.update(value for value in rows.splits if isinstance(value, str))
+    for column, values in rows.splits.items():
+      texts = {value for value in values if isinstance(value, str)}
+      splits.setdefault(column, set()).update(texts)
   # Over all files: a file of each split is the mistake, too, where their names
   # do not say it.
   place = files[0].path if len(files) == 1 else config.location[0]
-  refuse_several_splits(place, split_column, splits)
+  for column, texts in splits.items():
+    refuse_several_splits(place, column, texts)
   return Source(
     name=config.name or "",
     split=config.split or "all",

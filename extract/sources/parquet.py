@@ -260,10 +260,10 @@ def parquet_rows(
       units = _column_values(
         content, file.path, root, config.units, len(locations)
       )
-    split_column = _split_column(schema, (label_column, config.units))
-    splits: list[Any] = []
-    if labeled and split_column:
-      splits = read_values(content, file.path, split_column)
+    splits: dict[str, list[Any]] = {}
+    if labeled:
+      for name in _split_columns(schema, (label_column, config.units)):
+        splits[name] = read_values(content, file.path, name)
   return FileRows(
     column=image,
     locations=locations,
@@ -272,21 +272,21 @@ def parquet_rows(
     labels=labels,
     are_indices=bool(class_names),
     units=units,
-    split_column=split_column,
     splits=splits,
   )
 
 
-def _split_column(schema: pa.Schema, used: Sequence[str | None]) -> str:
-  """The column of strings that says the split of each row; "" if none does."""
+def _split_columns(schema: pa.Schema, used: Sequence[str | None]) -> list[str]:
+  """The columns of strings that may say the split of each row."""
+  names: list[str] = []
   for field in schema:
     type_ = field.type
     if pa.types.is_dictionary(type_):
       type_ = type_.value_type
     is_text = type_ in STRINGS
     if is_text and is_split_column(field.name) and field.name not in used:
-      return field.name
-  return ""
+      names.append(field.name)
+  return names
 
 
 def _column_values(

@@ -72,8 +72,7 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   """
   labels: list[Any] = []
   units: list[Any] = []
-  split_column = ""
-  splits: list[Any] = []
+  splits: dict[str, list[Any]] = {}
   with listed_files.opened(file, "tar") as content:
     samples = _samples(content, file)
     check_rows(file.path, len(samples))
@@ -88,9 +87,8 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
       units = _values(content, samples, config.units, file.path)
     if labeled:
       used = (label_key, config.units)
-      split_column = _split_column(content, samples, used, file.path)
-      if split_column:
-        splits = _values(content, samples, split_column, file.path)
+      for name in _split_columns(content, samples, used, file.path):
+        splits[name] = _values(content, samples, name, file.path)
   # An image is a range of the tar: workers read it without a look at the
   # headers.
   locations = np.zeros((len(samples), 2), np.int64)
@@ -102,29 +100,26 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     label_column=label_key,
     labels=labels,
     units=units,
-    split_column=split_column,
     splits=splits,
   )
 
 
-def _split_column(
+def _split_columns(
   content: BinaryIO,
   samples: Sequence[_Sample],
   used: Sequence[str | None],
   path: str,
-) -> str:
-  """The extension, or the field of the json, that says the split; "" if none.
+) -> list[str]:
+  """The extensions, or fields of the json, that may say the split of a sample.
 
   The first sample decides: of millions, json is not read for nothing.
   """
+  names: dict[str, None] = {}  # each once, in order
   for sample in samples[:1]:
-    names = list(sample)
+    names.update(dict.fromkeys(sample))
     if "json" in sample:
-      names += _fields(content, sample["json"], path)
-    for name in names:
-      if is_split_column(name) and name not in used:
-        return name
-  return ""
+      names.update(dict.fromkeys(_fields(content, sample["json"], path)))
+  return [name for name in names if is_split_column(name) and name not in used]
 
 
 def _images(

@@ -203,6 +203,21 @@ def test_an_npz_whose_array_says_several_splits_is_refused(tmp_path, dtype):
     open_dataset(path)
 
 
+@pytest.mark.parametrize("names", ["split fold", "fold split"])
+def test_several_splits_of_an_npz_are_refused_beside_another_array(
+  tmp_path, names
+):
+  """`fold` may be names of folds, which say nothing of test rows."""
+  says = {
+    "split": np.array(["train"] * 5 + ["test"] * 2),
+    "fold": np.array(list("0120120")),
+  }
+  named = {name: says[name] for name in names.split()}
+  path = save_npz(tmp_path, **make_arrays(), **named)
+  with refused("several splits in its column 'split'"):
+    open_dataset(path)
+
+
 def test_an_npz_whose_array_says_one_split_is_read(tmp_path):
   path = save_npz(tmp_path, **make_arrays(), split=np.array(["train"] * 7))
   assert len(open_dataset(path)) == 7

@@ -128,6 +128,20 @@ def test_a_column_that_says_several_splits_is_refused(tmp_path, kind, column):
     open_dataset(path, class_names=CLASSES)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_splits_are_refused_beside_another_column(
+  tmp_path, kind, order
+):
+  """`fold` may be numbers of folds, which say nothing of test rows."""
+  columns: dict[str, Any] = {"split": ["train", "test"], "fold": ["0", "1"]}
+  named = dict(list(columns.items())[::order])
+  path = tmp_path / f"pets.{kind}"
+  write_table(path, IMAGES[:2], label=[0, 1], **named)
+  with refused("several splits in its column 'split'"):
+    open_dataset(path, class_names=CLASSES)
+
+
 def test_a_member_of_samples_that_says_several_splits_is_refused(tmp_path):
   members: dict[str, bytes | None] = {}
   for name, split in (("a", b"train"), ("b", b"val")):
