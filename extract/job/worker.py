@@ -52,6 +52,10 @@ _LOOK_SECONDS = 2.0
 """How often a worker looks for the stop file."""
 
 
+_FORMAT = 2
+"""Of a launch file and its listing; a change of either raises it."""
+
+
 class StoppedError(RunError):
   """The launcher told the workers of its job to stop."""
 
@@ -75,6 +79,24 @@ class _StopFile:
       self._looked_at = now
     if self._is_there:
       raise StoppedError("the job was told to stop")
+
+
+class _Launch(msgspec.Struct, array_like=True):
+  """What a launch file holds.
+
+  Attributes:
+    format: `_FORMAT` of the version that wrote it.
+    config: the job's settings.
+    cache: what it makes.
+    header: of the listing; see `encode_header`.
+    pieces: see `put_pieces`.
+  """
+
+  format: int
+  config: ExtractConfig
+  cache: CacheJob
+  header: msgspec.Raw
+  pieces: list[list[int]]
 
 
 class _Launches:
@@ -144,8 +166,8 @@ def launch(job: Job) -> str:
   pieces = put_pieces(job.source, job.cache.info, put_piece)
   header = msgspec.Raw(encode_header(job.source))
   # The last file: whoever finds it finds all pieces.
-  content = (config, job.cache, header, pieces)
-  put(job.out, f"launch.{run}", msgspec.json.encode(content))
+  launched = _Launch(_FORMAT, config, job.cache, header, pieces)
+  put(job.out, f"launch.{run}", msgspec.json.encode(launched))
   _launches.put(run, job)  # for workers that are threads of this process
   return run
 
@@ -234,8 +256,8 @@ def load_job(out: str, run: str) -> Job:
     The job, with its backbone on this process's devices.
 
   Raises:
-    RunError: its file is not visible here, or this worker's backbone would not
-      compute what the launcher's does.
+    RunError: its file is not visible here or of another version, or this
+      worker's backbone would not compute what the launcher's does.
   """
   # A crash must not leave private images on the disk.
   disable_core_dumps()
@@ -245,8 +267,9 @@ def load_job(out: str, run: str) -> Job:
       f"{storage.store_at(out).display_path()}: the job's files do not exist"
       " here; every worker must see the directory under this name."
     )
-  content = tuple[ExtractConfig, CacheJob, msgspec.Raw, list[list[int]]]
-  config, cache, header, pieces = msgspec.json.decode(data, type=content)
+  launched = _decode_launch(data)
+  config = launched.config
+  cache = launched.cache
   embedder = load_embedder(config)
   backbone = embedder.backbone
   # A worker with other weights or libraries would make rows that look right,
@@ -260,11 +283,11 @@ def load_job(out: str, run: str) -> Job:
         f" {expected.get(name)} where the job began: give all the same files"
         " and libraries."
       )
-  source = decode_header(bytes(header))
+  source = decode_header(bytes(launched.header))
   job = Job(out, config, cache, source, embedder)
   if not source.IS_LISTED:
     return job
-  sections = sections_of(pieces)
+  sections = sections_of(launched.pieces)
 
   def read_part(index: int) -> Source:
     first_index = cache.info.shard_range(index).start
@@ -273,6 +296,18 @@ def load_job(out: str, run: str) -> Job:
     )
 
   return job._replace(read_part=read_part)
+
+
+def _decode_launch(data: bytes) -> _Launch:
+  """Parses a launch file; RunError: another version wrote it."""
+  with contextlib.suppress(msgspec.ValidationError):
+    launched = msgspec.json.decode(data, type=_Launch)
+    if launched.format == _FORMAT:
+      return launched
+  raise RunError(
+    "this worker and the program that began the job have different versions of"
+    " oneshot-dp: give both the same."
+  )
 
 
 def _read_section(out: str, run: str, section: Section) -> bytes:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 from typing import Any
 
 import pytest
@@ -144,13 +145,23 @@ def test_worker_reads_the_listing_of_its_shard_alone(launched):
   assert shard.extract_shard(job, 1) == made
 
 
+@pytest.mark.parametrize("old", [b"[1,", b'["of before numbers",'])
+def test_a_worker_of_another_version_is_refused_in_words(launched, old):
+  server, job, run = launched
+  name = next(name for name in server.objects if f"job.launch.{run}" in name)
+  server.objects[name] = re.sub(rb"^\[\d+,", old, server.objects[name])
+
+  with refused("have different versions of oneshot-dp", RunError):
+    worker.load_job(job.out, run)
+
+
 def test_launch_file_does_not_grow_with_the_images(launched):
   """By 7 bytes for each shard of 2,048: the size of its section."""
   server, _, run = launched
   name = f"cache/job.launch.{run}"
   content = json.loads(server.objects[name])
 
-  assert [len(sizes) for sizes in content[3]] == [2, 1]
+  assert [len(sizes) for sizes in content[4]] == [2, 1]
   assert "0013.png" not in server.objects[name].decode()
 
 
