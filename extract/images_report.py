@@ -73,11 +73,18 @@ class ImagesReport:
     lines += _list_of("exact duplicates", self.duplicates)
     if self.duplicates:
       lines.append(f"  {_DUPLICATES_ADVICE}")
-    lines += _list_of(
-      "label conflicts (one image in several classes)", self.label_conflicts
-    )
+    conflicts = "label conflicts (one image in several classes)"
+    # Images that no split of a known class took were compared with nothing.
+    if self.duplicates and self._num_labeled() < self.num_images:
+      conflicts += ", among images whose class is known"
+    lines += _list_of(conflicts, self.label_conflicts)
     lines += _list_of("flags required", self.notes)
     return "\n".join(lines)
+
+  def _num_labeled(self) -> int:
+    """How many images an extraction would give a class."""
+    counts = [sum(split.values()) for split in self.classes.values()]
+    return sum(counts)
 
   def escaped(self) -> "ImagesReport":
     """Returns the report with control characters escaped."""

@@ -211,7 +211,7 @@ def load_backbone(
   if ".py:" in name:
     if embedding or compute_dtype:
       raise InputError(
-        f"--backbone {escaped(name)} decides itself what it returns and how it"
+        f"backbone {escaped(name)} decides itself what it returns and how it"
         " computes: leave out --embedding and --compute-dtype."
       )
     return _load_user_function(name, weights, weights_sha256, preprocess)
@@ -227,7 +227,7 @@ def load_backbone(
     if nearest and name not in nearest:
       hint = f"did you mean {' or '.join(nearest)}? If not, "
     raise InputError(
-      f"--backbone {name} has no weights to download: {hint}give --weights, a"
+      f"backbone {name} has no weights to download: {hint}give --weights, a"
       " path or an address of an npz or safetensors."
     )
   if compute_dtype is None:
@@ -315,7 +315,7 @@ def timm_tensors(backbone: Backbone) -> Arrays:
   """
   path = backbone.weights_path
   if path is None or backbone.network is None or backbone.timm is None:
-    raise InputError(f"--backbone {backbone.name} has no timm equivalent.")
+    raise InputError(f"backbone {backbone.name} has no timm equivalent.")
   spec = backbone_spec(backbone.name)
   family = FAMILIES[spec.family]
   # Read again rather than kept: the network has only what it reads, transposed,
@@ -368,7 +368,7 @@ def _load_user_function(
   except Exception as error:
     message = " ".join(f"{type(error).__name__}: {error}".split())
     raise InputError(
-      f"--backbone {escaped(name)}: {escaped(message)[:500]}."
+      f"backbone {escaped(name)}: {escaped(message)[:500]}."
     ) from error
   return Backbone(
     name=f"{pathlib.Path(place).name}:{function_name}",

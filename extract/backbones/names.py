@@ -305,7 +305,7 @@ def backbone_spec(name: str) -> BackboneSpec:
   if nearest:
     hint = f"did you mean {' or '.join(nearest)}? "
   raise InputError(
-    f"--backbone {name[:200]!a} is unknown: {hint}`oneshot-dp extract --help`"
+    f"backbone {name[:200]!a} is unknown: {hint}`oneshot-dp extract --help`"
     " lists the names; a function of your own is FILE.py:FUNCTION."
   )
 

@@ -78,7 +78,7 @@ def load_network(
       message = f"no array {error}"
     message = escaped(message).replace("\n", "\\n")[:1000]
     raise InputError(
-      f"--backbone {spec.name}: {escaped(str(path))} does not fit: {message}."
+      f"backbone {spec.name}: {escaped(str(path))} does not fit: {message}."
     ) from error
   return LoadedNetwork(
     network, params, sha256, _resized_positions(arrays, adapted)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64, UInt64
+from jaxtyping import Bool, Int32, Int64, Shaped, UInt64
 
 from oneshot_dp.configs.extract_config import (
   DISTINCT_IMAGE,
@@ -88,7 +88,7 @@ def find_duplicates(cache: FeatureCache) -> Duplicates:
     labels.append(rows["label"][is_image])
     ids.append(rows["example_id"][is_image])
     unit = rows.get("unit_id", rows["example_id"])[is_image]
-    units.append(unit.reshape(len(unit), -1))
+    units.append(unit.reshape(len(unit), cache.info.owners_per_row))
   duplicates = _compare(
     np.concatenate(keys),
     np.concatenate(labels),
@@ -116,7 +116,7 @@ def _compare(
   is_first[1:] = (key[1:] != key[:-1]).any(axis=1)
   first = np.flatnonzero(is_first)
   count = np.diff(first, append=len(key))
-  across_classes = _differs_within(label, is_first)
+  across_classes = _differs_within(label[:, np.newaxis], is_first)
   conflicts: list[tuple[int, ...]] = []
   for image in np.flatnonzero(across_classes):
     ids = example_id[first[image] : first[image] + count[image]]
@@ -131,12 +131,11 @@ def _compare(
 
 
 def _differs_within(
-  values: np.ndarray, is_first: Bool[np.ndarray, " n"]
+  rows: Shaped[np.ndarray, "n m"], is_first: Bool[np.ndarray, " n"]
 ) -> Bool[np.ndarray, " groups"]:
   """Tells which groups of neighbors have values that are not all equal."""
   # Comparing neighbors is enough: values that are not all equal change
   # somewhere between two of them.
-  rows = values.reshape(len(values), -1)
   differs = np.zeros(len(rows), bool)
   differs[1:] = (rows[1:] != rows[:-1]).any(axis=1) & ~is_first[1:]
   groups = np.zeros(int(is_first.sum()), bool)

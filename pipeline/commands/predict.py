@@ -105,7 +105,9 @@ def run(flags: Flags) -> Answer:
     f"{flags.out}: {count:,} {images}; scores are logits, not probabilities"
   )
   if to_stdout:
-    text = table.rstrip("\r\n")
+    # A terminal is shown no carriage returns: `Answer` would escape those that
+    # end the lines of a CSV file.
+    text = table.replace("\r\n", "\n").removesuffix("\n")
   else:
     write_table(flags.out, table, overwrite=flags.overwrite)
   # Nothing is dropped in silence: what has no class is named here, and has a

@@ -176,6 +176,18 @@ def test_a_table_goes_to_standard_output_for_a_dash(
   assert [line["class"]] == expected(digits_head, 1)
 
 
+def test_a_table_on_standard_output_has_the_lines_of_the_file(
+  tmp_path, capsys, digits_head, digits_photos
+):
+  out = tmp_path / "p.csv"
+  words = ("predict", digits_head.path, digits_photos / "000.png", "--out")
+
+  said, _ = succeeds(capsys, *words, "-")
+
+  succeeds(capsys, *words, out)
+  assert said.splitlines() == out.read_text().splitlines()
+
+
 @pytest.fixture
 def table_in_place(tmp_path):
   """A file where the table would go."""

@@ -153,8 +153,8 @@ MISFITS: list[tuple[str, dict[str, Any], str]] = [
   ("vit_B16", {}, "unknown: did you mean vit_b16"),
   ("vit_b32", {}, "vit_b32: .* does not fit: the weights look like vit_ti16"),
   ("deit_distilled_ti16", {}, "does not fit: the weights look like vit_ti16"),
-  ("bit_r50x1", {}, "--backbone bit_r50x1: .* does not fit"),
-  ("nfnet_f0", {}, "--backbone nfnet_f0: .* does not fit"),
+  ("bit_r50x1", {}, "backbone bit_r50x1: .* does not fit"),
+  ("nfnet_f0", {}, "backbone nfnet_f0: .* does not fit"),
   ("vit_ti16", {"embedding": "pooled"}, "none of cls, "),
   ("vit_ti16", {"preprocess": PreprocessConfig(image_size=8)}, "below a patch"),
 ]
@@ -239,7 +239,7 @@ def test_weights_of_another_architecture_are_refused_by_its_name(
   """The shapes alone are drawn, of float16 zeros."""
   shapes = drawn.layouts()[0][f"published/{kind}/{tag}"]
   arrays = {k: np.zeros(s, np.float16) for k, s in shapes.items()}
-  with refused(f"--backbone vit_s16: .* does not fit: .*{message}"):
+  with refused(f"backbone vit_s16: .* does not fit: .*{message}"):
     load_backbone("vit_s16", save(tmp_path / "w.safetensors", arrays))
 
 
@@ -257,7 +257,7 @@ def test_weights_of_another_program_are_refused_by_its_name(
   tmp_path, array, message
 ):
   path = save(tmp_path / "w.safetensors", {array: np.zeros((2, 3, 4, 4))})
-  with refused(f"--backbone vit_b16: .* does not fit: .*{message}"):
+  with refused(f"backbone vit_b16: .* does not fit: .*{message}"):
     load_backbone("vit_b16", path)
 
 
@@ -390,5 +390,5 @@ UNKNOWN_NAMES = [
 
 @pytest.mark.parametrize("name", UNKNOWN_NAMES)
 def test_spec_of_an_unknown_name_is_refused(name):
-  with refused("--backbone '.*' is unknown"):
+  with refused("^backbone '.*' is unknown"):
     backbone_spec(name)

@@ -55,6 +55,15 @@ def test_rows_of_zeros_are_no_image_and_so_no_duplicates(tmp_path, rows):
   assert find_duplicates(cache) == NONE._replace(zeros=2)
 
 
+def test_a_cache_of_nothing_but_zeros_has_no_duplicates(tmp_path, rows):
+  embedding, label = rows
+  cache = write_rows(tmp_path / "cache", 0 * embedding, label, num_classes=2)
+
+  found = find_duplicates(cache)
+
+  assert (found.rows, found.zeros, found.conflicts) == (0, 10, ())
+
+
 def test_rows_of_zeros_are_counted(tmp_path, rows):
   embedding, label = rows
   embedding[[0, 1, 5]] = 0

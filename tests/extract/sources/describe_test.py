@@ -97,6 +97,18 @@ def test_label_conflicts_of_an_npz_are_told_by_split_and_row(tmp_path):
   assert set(conflict.split(" = ")) == {f"{path}[0] (cat)", f"{path}[1] (dog)"}
 
 
+def test_conflicts_are_not_denied_where_classes_are_not_known(tmp_path):
+  arrays = make_arrays(4)
+  arrays["image"][1] = arrays["image"][0]
+  path = tmp_path / "x.npz"
+  np.savez(path, image=arrays["image"], label=arrays["label"])
+
+  report = describe(path)
+
+  assert len(report.notes) == 1  # --class-names
+  assert "in several classes), among images whose class is known" in report.text
+
+
 def test_the_same_image_as_a_unit_is_no_pattern_of_owners(tmp_path):
   write_files(tmp_path, "cat/1.png", "dog/2.png", data=encode_png())
   report = describe(tmp_path, units="same-image")
