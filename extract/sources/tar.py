@@ -237,10 +237,12 @@ def _parse_header(block: bytes) -> tarfile.TarInfo:
 def _read_extension(
   content: BinaryIO, header: tarfile.TarInfo, remaining: int
 ) -> bytes:
-  if header.size > min(_MAX_NAME_BYTES, remaining):
+  if header.size > _MAX_NAME_BYTES:
     raise ValueError(
       f"a header of {header.size:,} bytes, which may have {_MAX_NAME_BYTES:,}"
     )
+  if header.size > remaining:
+    raise ValueError("it is damaged, or cut short")
   return content.read(header.size)
 
 

@@ -284,7 +284,8 @@ class Ledger:
       if not charged.issuperset(charge_ids):
         raise InputError(
           f"the ledger {self.path} does not have the charges of this run any"
-          " more: it was replaced while the run was at work."
+          " more: it was replaced while the run was at work; put back the one"
+          " that has them."
         )
       ledger.add(
         LedgerEntry(

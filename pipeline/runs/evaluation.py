@@ -1,13 +1,14 @@
 """Accuracies of heads on a test set: exact, or noisy where it is private."""
 
+import contextlib
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import has_several_owners
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.read import open_cache
@@ -299,12 +300,27 @@ def score_head(
     request.place,
     evaluation_identity(request, saved, eval_rows),
   )
-  scores = eval_rows.score([saved.trained.head])
-  # The charge pays for one answer. It is noted first: an answer that is in view
-  # before could be drawn again, with other noise, by a second command or after
-  # a kill, and their mean has less noise than was paid for.
-  ledger.deliver(charge_ids, {})
+  with _name_the_charge(ledger):
+    scores = eval_rows.score([saved.trained.head])
+    # The charge pays for one answer. It is noted first: an answer that is in
+    # view before could be drawn again, with other noise, by a second command or
+    # after a kill, and their mean has less noise than was paid for.
+    ledger.deliver(charge_ids, {})
   show(scores, class_names)
+
+
+@contextlib.contextmanager
+def _name_the_charge(ledger: Ledger) -> Iterator[None]:
+  """Adds to an error after a charge what became of the charge."""
+  try:
+    yield
+  except (InputError, RunError, KeyboardInterrupt) as error:
+    reason = str(error) or "interrupted;"
+    raise type(error)(
+      f"{reason} No accuracies were shown; what was charged to {ledger.path}"
+      " stays charged, and the same command resumes a charge for which nothing"
+      " was released, without a new one."
+    ) from error
 
 
 def check_labels_are_public(

@@ -287,6 +287,42 @@ def test_private_scores_of_the_slower_of_two_commands_are_not_shown(
   assert not Path("a.json").exists()
 
 
+def test_private_scores_without_their_ledger_are_not_shown_but_stay_charged(
+  capsys, private_eval, monkeypatch, ledger_file
+):
+  deliver = Ledger.deliver
+
+  def after_it_went_away(self, charge_ids, heads):
+    ledger_file.rename("moved")
+    deliver(self, charge_ids, heads)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(Ledger, "deliver", after_it_went_away)
+    message = fails(capsys, *private_eval, "--out", "a.json", status=1)
+
+  assert "does not exist any more: put it back." in message
+  assert f"what was charged to {ledger_file} stays charged" in message
+  assert not Path("a.json").exists()
+  Path("moved").rename(ledger_file)
+  charges = len(Ledger(ledger_file).entries("tests"))
+  succeeds(capsys, *private_eval, "--out", "a.json")
+  assert len(Ledger(ledger_file).entries("tests")) == charges
+
+
+def test_private_scores_that_are_interrupted_say_what_was_charged(
+  capsys, private_eval, monkeypatch, ledger_file
+):
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(Ledger, "deliver", interrupted)
+
+  message = fails(capsys, *private_eval, status=130)
+
+  assert message.startswith("interrupted; No accuracies were shown")
+  assert f"what was charged to {ledger_file} stays charged" in message
+
+
 def test_private_scores_that_cannot_be_written_are_printed(
   capsys, private_eval, monkeypatch
 ):

@@ -59,3 +59,11 @@ def test_a_tar_that_is_damaged_in_the_middle_is_refused(tmp_path, damage):
     path.write_bytes(data[: header + 3] + b"x" + data[header + 4 :])
   with refused("damaged, or cut short"):
     open_dataset(path, num_classes=3)
+
+
+def test_a_tar_that_ends_within_a_long_name_is_called_cut_short(tmp_path):
+  write_tar(tmp_path / "x.tar", {"a" * 3000 + ".png": b"x"})
+  with (tmp_path / "x.tar").open("r+b") as file:
+    file.truncate(1024)  # of the 3,005 bytes of the name there are 512
+  with refused("it is damaged, or cut short"):
+    open_dataset(tmp_path / "x.tar", num_classes=2)
