@@ -144,12 +144,19 @@ def encode_shard(rows: Rows, job: CacheJob, index: int) -> tuple[Shard, bytes]:
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, "shard")
     with files.disk_errors(folder):
-      writer = array_record_module.ArrayRecordWriter(
-        path, "group_size:1,uncompressed"
-      )
-      for start in starts:
-        writer.write(_encode_block(rows, job, start))
-      writer.close()
+      try:
+        writer = array_record_module.ArrayRecordWriter(
+          path, "group_size:1,uncompressed"
+        )
+        for start in starts:
+          writer.write(_encode_block(rows, job, start))
+        writer.close()
+      except RuntimeError as error:
+        # ArrayRecord, which is C++, knows no other error of a full disk.
+        raise RunError(
+          f"{tempfile.gettempdir()} cannot be written ({error}); make room"
+          " there, or set TMPDIR to a folder on another disk."
+        ) from error
       data = pathlib.Path(path).read_bytes()
   shard = Shard(
     file=job.info.shard_name(index),

@@ -153,13 +153,28 @@ def _print_answer(text: str, answer: Answer | None) -> None:
   """Prints an answer and its faults; raises its failure, if there is one."""
   # The answer comes first: what was found is shown even if it is a failure.
   if text:
-    print(escaped(text), flush=True)
+    _print_on_stdout(escaped(text))
   if answer is None:
     return
   for fault in answer.faults:
     print(escaped(fault), file=sys.stderr)
   if answer.failure is not None:
     raise answer.failure
+
+
+def _print_on_stdout(text: str) -> None:
+  """Prints a text; RunError: standard output is full, and stderr has it."""
+  try:
+    print(text, flush=True)
+  except BrokenPipeError:  # whoever reads it has had enough
+    raise
+  except OSError as error:
+    # It may have cost a charge that pays for one answer.
+    print(text, file=sys.stderr)
+    raise RunError(
+      f"standard output cannot be written ({error.strerror}): its text is here,"
+      " before this line."
+    ) from error
 
 
 def load_command(name: str) -> Any:

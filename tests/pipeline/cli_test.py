@@ -1,5 +1,6 @@
 """What all commands share."""
 
+import contextlib
 import importlib.metadata
 import os
 import signal
@@ -190,6 +191,22 @@ class TestAnswers:
 
     acts(run)
     assert fails(capsys, *TRAIN, status=status).startswith(said)
+
+  def test_an_answer_that_a_full_standard_output_refuses_is_on_the_other(
+    self, acts, capsys, monkeypatch
+  ):
+    acts(lambda _: Answer(text="charged for", facts={}))
+
+    with open("/dev/full", "w") as full:
+      monkeypatch.setattr("sys.stdout", full)
+      status = main(TRAIN)
+      monkeypatch.undo()
+      with contextlib.suppress(OSError):
+        full.close()
+
+    *before, _ = capsys.readouterr().err.splitlines()
+    assert status == 1
+    assert before == ["charged for"]
 
   def test_a_bug_keeps_its_traceback(self, acts):
     acts(lambda flags: {}["bug"])

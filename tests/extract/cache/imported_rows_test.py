@@ -1,11 +1,14 @@
 """Rows that are imported are stored as they are, or nothing is left behind."""
 
+import contextlib
 import dataclasses
+import resource
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.cache.read import check_cache
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
@@ -161,6 +164,29 @@ def test_import_whose_iterator_fails_leaves_nothing_behind(
 
   with pytest.raises(KeyError, match="empty"):
     write_cache(tmp_path / "cache", make_info(50, 9), failing())
+
+  assert not (tmp_path / "cache").exists()
+
+
+@contextlib.contextmanager
+def files_no_larger_than(num_bytes):
+  """EFBIG for what grows beyond it, where a full disk says ENOSPC."""
+  usual, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, most))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))
+
+
+def test_import_where_the_temporary_folder_is_full_is_one_line(tmp_path):
+  info = make_info(50, 9)
+
+  with (
+    pytest.raises(RunError, match=r"cannot be written \(.*TMPDIR"),
+    files_no_larger_than(1 << 15),  # a shard takes 64 KiB
+  ):
+    import_rows(tmp_path / "cache", info)
 
   assert not (tmp_path / "cache").exists()
 
