@@ -140,21 +140,23 @@ class FileTable(Sequence[File]):
     Returns:
       For the name of each, in order, which rows are its files.
     """
-    # Files of a folder are neighbors, as all come in the order of their paths:
-    # of millions of files a few names are read for each folder.
+    # Files of a folder are neighbors, as all come in the order of their paths.
+    # Names are read by blocks: to look for the end of each folder on the disk
+    # would take minutes where a million folders have a file each.
     rows_of: dict[str, slice] = {}
-    row = 0
-    while row < len(self):
-      folder, slash, _ = self[row].path.partition("/")
-      if not slash:  # a file that is in no folder
-        row += 1
-        continue
-      after = f"{folder}{_AFTER_SLASH}"
-      stop = bisect.bisect_left(
-        self, after, row, key=operator.attrgetter("path")
-      )
-      rows_of[folder] = slice(row, stop)
-      row = stop
+    for rows in self._blocks():
+      paths = self._decode(rows)
+      place = 0
+      while place < len(paths):
+        folder, slash, _ = paths[place].partition("/")
+        if not slash:  # a file that is in no folder
+          place += 1
+          continue
+        first = rows.start + place
+        if folder in rows_of:  # it began in an earlier block
+          first = rows_of[folder].start
+        place = bisect.bisect_left(paths, f"{folder}{_AFTER_SLASH}", place)
+        rows_of[folder] = slice(first, rows.start + place)
     return rows_of
 
   def below(self, folder: str) -> "FileTable":

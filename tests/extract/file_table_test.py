@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import time
 
 import numpy as np
 import pytest
@@ -106,6 +107,24 @@ def test_folders_are_found_between_names_that_begin_alike():
     "b": [ODD_NAME],
     "é": ["é/x"],
   }
+
+
+def test_folder_that_goes_on_through_many_blocks_is_one(listed):
+  rows_of = table_of(listed).folders()
+
+  assert rows_of == {"a": slice(0, 2000), "b": slice(2000, 2002)}
+
+
+def test_folders_of_one_file_each_are_found_in_one_pass():
+  """To look for the end of each by itself took a hundred times as long."""
+  files = [File(f"{i:05}/x.png", 1, 1) for i in range(50_000)]
+  table = table_of(files)
+
+  start = time.process_time()
+  rows_of = table.folders()
+
+  assert len(rows_of) == len(files)
+  assert time.process_time() - start < 1.5
 
 
 def test_listing_out_of_order_is_sorted():
