@@ -33,6 +33,14 @@ from oneshot_dp.extract.sources.location import is_split
 from oneshot_dp.extract.sources.source import Source
 from oneshot_dp.extract.sources.units import units_of_files
 
+# What programs call that which they make of an image: x_mask.png,
+# x_mask_1.png, x-150x150.jpg, x.thumb.jpg.
+_DERIVED = re.compile(
+  r"(.*[^/])[ _.-](mask|seg|segmentation|gt|groundtruth|thumb|thumbnail"
+  r"|\d+x\d+)([ _.-]?\d+)?",
+  re.IGNORECASE | re.DOTALL,
+)
+
 
 def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
   """Opens a folder that has a folder of images for each class.
@@ -64,6 +72,8 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
   rows_of = images.folders()
   _refuse_strays(root, images, rows_of)
   names = _class_names(config, root, folders, list(rows_of))
+  _refuse_other_layouts(config, root, images)
+  _refuse_derived(root, images)
   units = None
   if config.units is not None:
     paths = [prefix + path for path in images.paths()]
@@ -109,6 +119,61 @@ def _refuse_strays(
     " move them into the folder of their class, or name the folder above, if"
     " this is one class (images without a class are for predict)."
   )
+
+
+def _refuse_other_layouts(
+  config: SourceConfig, root: str, images: FileTable
+) -> None:
+  """Refuses folders in class folders that say that these are no classes."""
+  inner_of: dict[str, set[str]] = {}
+  is_deep = True
+  for folder in images.folders():
+    below = images.below(folder)
+    inner = below.folders()
+    splits = [name for name in inner if is_split(name)]
+    # Training and test images would be read as one split.
+    if splits:
+      raise InputError(
+        f"{root!r} has splits in its class {folder!r}: {format_names(splits)};"
+        f" put classes into splits, such as {splits[0]}/{folder}."
+      )
+    inner_of[folder] = set(inner)
+    num_inner = sum(rows.stop - rows.start for rows in inner.values())
+    is_deep = is_deep and num_inner == len(below)
+  # Folds, cameras or hospitals that have all classes each would be read as the
+  # classes themselves.
+  common = sorted(set.intersection(*inner_of.values()))
+  is_doubtful = is_deep and len(inner_of) > 1 and len(common) > 1
+  if is_doubtful and not config.class_names:
+    raise InputError(
+      f"{root!r}: the folders {format_names(list(inner_of))} all have the"
+      f" folders {format_names(common)}: if these are the classes, give one of"
+      " the former at a time, or merge them; if not, name the classes with"
+      " --class-names."
+    )
+
+
+def _refuse_derived(root: str, images: FileTable) -> None:
+  """Refuses masks and thumbnails that lie beside their images.
+
+  Each would be a row of its own, and a photograph be in several.
+  """
+  derived: dict[str, str] = {}
+  for path in images.paths():
+    match = _DERIVED.fullmatch(os.path.splitext(path)[0])
+    if match:
+      derived[path] = match[1]
+  # Most folders have none, and then no names are kept.
+  if not derived:
+    return
+  stems = {os.path.splitext(path)[0] for path in images.paths()}
+  found = [path for path, original in derived.items() if original in stems]
+  if found:
+    raise InputError(
+      f"{root!r} has masks or small copies beside their images:"
+      f" {format_names(found)}; move them out of the folder, or rename them if"
+      " they are photographs of their own."
+    )
 
 
 def _name_and_split(

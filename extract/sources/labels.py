@@ -104,9 +104,11 @@ def class_names(
 
 def _warn_of_alike(names: Sequence[str]) -> None:
   """Warns of classes that differ only in capitals or spaces: a slip, mostly."""
+  # (An é is one character or two, by the machine that made the folder.)
   alike: dict[str, list[str]] = {}
   for name in names:
-    alike.setdefault(" ".join(name.casefold().split()), []).append(name)
+    letters = unicodedata.normalize("NFKC", name).casefold()
+    alike.setdefault(" ".join(letters.split()), []).append(name)
   for group in alike.values():
     if len(group) > 1:
       print(

@@ -1,10 +1,11 @@
 """Files of a source, on a disk or in an object store: listed, and read later.
 
 A file that was listed is known again by its size and version, so that a job
-never mixes the photographs of two days. Hidden files (.name) and what archives
-leave behind (`__MACOSX`) are ignored. Links are followed. A link that leads
-nowhere or into a folder that contains it, a pipe, a socket and a device are
-listed with a size of -1: whoever lists a folder refuses or reports them.
+never mixes the photographs of two days. Hidden files (.name), what archives
+leave behind (`__MACOSX`) and the wastebaskets of disks are ignored. Links are
+followed. A link that leads nowhere or into a folder that contains it, a pipe, a
+socket and a device are listed with a size of -1: whoever lists a folder refuses
+or reports them.
 """
 
 import contextlib
@@ -25,7 +26,12 @@ from oneshot_dp.extract.files import FileBlock
 from oneshot_dp.extract.sources.limits import MAX_IMAGE_BYTES
 from oneshot_dp.extract.storage import Store
 
-_IGNORED_NAMES = frozenset(("__MACOSX", "@eaDir", "lost+found"))
+_IGNORED_NAMES = frozenset(
+  (
+    *("__MACOSX", "lost+found", "$RECYCLE.BIN", "System Volume Information"),
+    *("@eaDir", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot"),
+  )
+)
 _MOST_NAMES = 20
 
 

@@ -174,7 +174,11 @@ def units_of_files(
       return _shared_units(unit, units, images, owners_of, most)
     owners = [owners_of.get(image, [None])[0] for image in images]
   else:
-    unit, owners = _search_owners(units, images)
+    # Without the split, so that an expression finds the same in each of them:
+    # that of train/big_cat/P1_2.jpg is P1, and not "big".
+    unit, owners = _search_owners(
+      units, [image.removeprefix(prefix) for image in images]
+    )
   numbers = units_of_column(
     owners, f"{unit} in {units!r}", lambda row: images[row]
   )

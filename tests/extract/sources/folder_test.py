@@ -383,3 +383,62 @@ def test_cache_of_a_bucket_says_where_its_classes_are_known_from(
   info = cache_info(config, open_source(config.source), backbone)
 
   assert info.num_classes_source == expected
+
+
+def test_a_folder_with_splits_in_its_classes_is_refused(tmp_path):
+  write_files(tmp_path, "cat/train/1.png", "cat/test/2.png", "dog/3.png")
+
+  with refused("splits in its class 'cat': 'test', 'train'; put .* test/cat"):
+    open_dataset(tmp_path)
+
+
+@pytest.fixture
+def folds(tmp_path) -> pathlib.Path:
+  """Two folds, and both classes in each."""
+  for fold in ("fold_0", "fold_1"):
+    write_files(tmp_path, f"{fold}/cat/1.png", f"{fold}/dog/2.png")
+  return tmp_path
+
+
+def test_folds_that_have_all_classes_are_refused_as_classes(folds):
+  with refused("'fold_0', 'fold_1' all have the folders 'cat', 'dog'"):
+    open_dataset(folds)
+
+
+def test_classes_with_equal_folders_are_read_where_a_flag_names_them(folds):
+  source = open_dataset(folds, class_names=("fold_0", "fold_1"))
+
+  assert labels_of(source) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["1_mask", "1_mask_2", "1-32x32", "1.Thumb"])
+def test_a_mask_or_small_copy_beside_its_image_is_refused(tmp_path, name):
+  write_files(tmp_path, "cat/1.jpg", f"cat/{name}.png")
+
+  with refused(f"beside their images: 'cat/{name}.png'; move them out"):
+    open_dataset(tmp_path)
+
+
+def test_a_name_of_a_mask_without_its_image_is_an_image(tmp_path):
+  write_files(tmp_path, "cat/1.jpg", "cat/with_mask.png", "cat/2_mask.png")
+
+  assert len(open_dataset(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("folder", ["#recycle", "$RECYCLE.BIN", "@Recycle"])
+def test_the_wastebasket_of_a_disk_is_no_class(tmp_path, folder):
+  write_files(tmp_path, "cat/1.png", f"{folder}/2.png", f"cat/{folder}/3.png")
+
+  source = open_dataset(tmp_path)
+
+  assert (source.class_names, len(source)) == (("cat",), 1)
+
+
+def test_classes_that_differ_only_in_unicode_form_are_warned_of(
+  tmp_path, capsys
+):
+  write_files(tmp_path, "caf\u00e9/1.png", "cafe\u0301/2.png")
+
+  open_dataset(tmp_path)
+
+  assert "are different classes" in capsys.readouterr().err

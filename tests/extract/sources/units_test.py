@@ -272,3 +272,13 @@ def test_blank_lines_of_a_table_take_no_memory(pets):
   finally:
     tracemalloc.stop()
   assert peak < 1 << 24  # a list of no fields for each would be 60 MB
+
+
+def test_an_expression_does_not_search_in_the_name_of_the_split(tmp_path):
+  write_files(
+    tmp_path / "pets" / "train", "big_cat/anna_1.png", "big_dog/bo_2.png"
+  )
+
+  anna, bo = unit_ids("/(?P<patient>[^/_]+)_", tmp_path / "pets", "train")
+
+  assert anna == ANNA != bo
