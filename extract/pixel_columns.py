@@ -54,7 +54,10 @@ def noted_shape(field: pa.Field) -> Shape:
   noted = field.metadata or {}
   name = noted.get(b"ARROW:extension:name", b"")
   if isinstance(field.type, pa.FixedShapeTensorType):
-    if field.type.value_type == pa.uint8():
+    # (A tensor whose sides are stored in another order has pixels elsewhere.)
+    order = field.type.permutation
+    is_in_order = order is None or list(order) == sorted(order)
+    if field.type.value_type == pa.uint8() and is_in_order:
       shape = field.type.shape
   # A note of another program may be anything: one that is not understood makes
   # the column one of other numbers, and no error.

@@ -39,7 +39,7 @@ from oneshot_dp.extract.sources.location import (
   resolve_split,
   split_tables,
 )
-from oneshot_dp.extract.sources.units import units_of_column
+from oneshot_dp.extract.sources.units import check_owner_names, units_of_column
 from oneshot_dp.pipeline.import_columns import (
   Columns,
   ImportRequest,
@@ -271,6 +271,7 @@ def _open_tables(
         unit_id=_units(request, file, columns, unit_names),
       )
     )
+  check_owner_names(unit_names.values(), request.unit_name or EXAMPLE)
   return tables
 
 

@@ -30,6 +30,8 @@ class FileRows:
     units: whose each image is; empty where units were not asked for.
     splits: the values of each column that may say of which split a row is, by
       its name; empty where labels were not asked for.
+    other_columns: names of columns beside the image and the label, which may
+      say whose each image is; empty where labels were not asked for.
   """
 
   column: str
@@ -40,6 +42,7 @@ class FileRows:
   are_indices: bool = False
   units: Sequence[Any] = ()
   splits: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+  other_columns: Sequence[str] = ()
 
 
 @runtime_checkable

@@ -127,19 +127,21 @@ def _refuse_other_layouts(
   """Refuses folders in class folders that say that these are no classes."""
   inner_of: dict[str, set[str]] = {}
   is_deep = True
-  for folder in images.folders():
-    below = images.below(folder)
-    inner = below.folders()
-    splits = [name for name in inner if is_split(name)]
-    # Training and test images would be read as one split.
+  for path in images.paths():
+    folder, inner, *rest = path.split("/", 2)
+    names = inner_of.setdefault(folder, set())
+    if rest:
+      names.add(inner)
+    else:
+      is_deep = False
+  # Training and test images would be read as one split.
+  for folder, names in inner_of.items():
+    splits = sorted(filter(is_split, names))
     if splits:
       raise InputError(
         f"{root!r} has splits in its class {folder!r}: {format_names(splits)};"
         f" put classes into splits, such as {splits[0]}/{folder}."
       )
-    inner_of[folder] = set(inner)
-    num_inner = sum(rows.stop - rows.start for rows in inner.values())
-    is_deep = is_deep and num_inner == len(below)
   # Folds, cameras or hospitals that have all classes each would be read as the
   # classes themselves.
   common = sorted(set.intersection(*inner_of.values()))

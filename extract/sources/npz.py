@@ -16,7 +16,6 @@ from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.npy import HEADER_BYTES, read_array
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_format import FileRows
-from oneshot_dp.extract.sources.labels import MissingFlagError
 from oneshot_dp.extract.sources.limits import (
   MAX_ARRAY_BYTES,
   MAX_COLUMN_BYTES,
@@ -27,6 +26,7 @@ from oneshot_dp.extract.sources.listed_files import File, format_names
 from oneshot_dp.extract.sources.location import is_split_column
 from oneshot_dp.extract.threads import ByteCache
 
+_DARKEST_WHITE = 32
 _NPZ = "npz of plain arrays"
 _arrays: ByteCache[np.ndarray] = ByteCache(MAX_ARRAY_BYTES, lambda a: a.nbytes)
 
@@ -67,7 +67,6 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     The rows. Their images stay in memory, for the first job that reads them.
 
   Raises:
-    MissingFlagError: there is a unit_id, and no flag says what a unit is.
     InputError: an array is missing, or is not as it should be.
   """
   # Labels and owners are read now, images too, as an npz cannot be read in
@@ -77,6 +76,7 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   class_names: list[Any] = []
   units: list[Any] = []
   splits: dict[str, list[str]] = {}
+  other_columns: list[str] = []
   with listed_files.opened(file, _NPZ) as content:
     npz = Npz(content, file.path)
     is_split = labeled and config.split in npz.splits()
@@ -94,10 +94,10 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
           splits[name] = npz.texts(name)
       if "class_names" in npz.names:
         class_names = npz.column("class_names", "U")
-      if config.units is None and f"{prefix}unit_id" in npz.names:
-        raise MissingFlagError(
-          f"{file.path!r} has a unit_id: name it with --units."
-        )
+      used = (image_key, prefix + label_key, "class_names")
+      for name in npz.names:
+        if name.startswith(prefix) and name not in used:
+          other_columns.append(name.removeprefix(prefix))
     if config.units is not None:
       unit_key = prefix + config.units
       if unit_key not in npz.names:
@@ -115,6 +115,7 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     labels=labels,
     units=units,
     splits=splits,
+    other_columns=other_columns,
   )
 
 
@@ -220,3 +221,11 @@ def _check_images(path: str, name: str, images: np.ndarray) -> None:
       " uint8 [n, h, w, 3] or [n, h, w, 1], and not empty."
     )
   check_rows(path, len(images))
+  # Pixels of 0 to 1, or 0 to 16 as scikit-learn's digits have them, are black
+  # in all images alike, which no photographs are.
+  brightest = int(images.max())
+  if brightest < _DARKEST_WHITE:
+    raise InputError(
+      f"{path!r}: no pixel of {name!r} is above {brightest}, and 255 is white:"
+      " scale them to 0 to 255."
+    )

@@ -41,7 +41,11 @@ from oneshot_dp.extract.sources.location import (
   split_tables,
 )
 from oneshot_dp.extract.sources.source import Source
-from oneshot_dp.extract.sources.units import units_of_column
+from oneshot_dp.extract.sources.units import (
+  check_owner_names,
+  check_unused_owners,
+  units_of_column,
+)
 
 _UNLABELED = "unlabeled"
 _PASSED_OVER_CHARACTERS = 300
@@ -183,6 +187,7 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
   labels: list[np.ndarray] = []
   units: list[np.ndarray] = []
   splits: dict[str, set[str]] = {}
+  unused: set[str] = set()
   for file in files:
 
     def where(row: int, path: str = file.path) -> str:
@@ -210,11 +215,15 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
     for column, values in rows.splits.items():
       texts = {value for value in values if isinstance(value, str)}
       splits.setdefault(column, set()).update(texts)
+    if config.units is None:
+      unused.update(rows.other_columns)
   # Over all files: a file of each split is the mistake, too, where their names
   # do not say it.
   place = files[0].path if len(files) == 1 else config.location[0]
   for column, texts in splits.items():
     refuse_several_splits(place, column, texts)
+  check_unused_owners(place, unused)
+  check_owner_names(unit_names.values(), config.units or EXAMPLE)
   return Source(
     name=config.name or "",
     split=config.split or "all",

@@ -242,6 +242,7 @@ def parquet_rows(
   root = config.location[0]
   labels: list[Any] = []
   units: list[Any] = []
+  other_columns: list[str] = []
   with listed_files.opened(file, _PARQUET) as content:
     schema = parquet.ParquetFile(content).schema_arrow
     locations = _locations(content, file.path)
@@ -254,6 +255,9 @@ def parquet_rows(
       labels = _column_values(
         content, file.path, root, label_column, len(locations)
       )
+      for name in (*schema.names, *partition_columns(file.path, root)):
+        if name not in (image, label_column):
+          other_columns.append(name)
     if config.units is not None:
       columns = [name for name in schema.names if name not in images]
       _check_column(schema, columns, "--units", config.units, file.path, root)
@@ -273,6 +277,7 @@ def parquet_rows(
     are_indices=bool(class_names),
     units=units,
     splits=splits,
+    other_columns=other_columns,
   )
 
 
@@ -331,7 +336,9 @@ def _label_column(
   if config.label:
     label = resolve_choice(path, "--label", config.label, candidates)
   elif classes:
-    label = resolve_choice(path, "--label", None, list(classes))
+    # A column that is called "label" is meant before another that has names.
+    named = [name for name in ("label",) if name in candidates]
+    label = resolve_choice(path, "--label", None, [*classes, *named])
   else:
     label = resolve_choice(path, "--label", "label", candidates)
   _check_column(schema, columns, "--label", label, path, config.location[0])

@@ -25,7 +25,7 @@ from oneshot_dp.extract.sources.limits import (
   check_rows,
 )
 from oneshot_dp.extract.sources.listed_files import File, format_names
-from oneshot_dp.extract.sources.location import is_split_column
+from oneshot_dp.extract.sources.location import is_split, is_split_column
 
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_NAME_BYTES = 1 << 20
@@ -73,6 +73,7 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   labels: list[Any] = []
   units: list[Any] = []
   splits: dict[str, list[Any]] = {}
+  other_columns: list[str] = []
   with listed_files.opened(file, "tar") as content:
     samples = _samples(content, file)
     check_rows(file.path, len(samples))
@@ -87,8 +88,11 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
       units = _values(content, samples, config.units, file.path)
     if labeled:
       used = (label_key, config.units)
-      for name in _split_columns(content, samples, used, file.path):
-        splits[name] = _values(content, samples, name, file.path)
+      other_columns = _first_columns(content, samples, file.path)
+      for name in other_columns:
+        if is_split_column(name) and name not in used:
+          splits[name] = _values(content, samples, name, file.path)
+      splits["names of folders"] = _folder_splits(samples)
   # An image is a range of the tar: workers read it without a look at the
   # headers.
   locations = np.zeros((len(samples), 2), np.int64)
@@ -101,16 +105,14 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     labels=labels,
     units=units,
     splits=splits,
+    other_columns=[name for name in other_columns if name != label_key],
   )
 
 
-def _split_columns(
-  content: BinaryIO,
-  samples: Sequence[_Sample],
-  used: Sequence[str | None],
-  path: str,
+def _first_columns(
+  content: BinaryIO, samples: Sequence[_Sample], path: str
 ) -> list[str]:
-  """The extensions, or fields of the json, that may say the split of a sample.
+  """The extensions of the first sample, and the fields of its json, each once.
 
   The first sample decides: of millions, json is not read for nothing.
   """
@@ -119,7 +121,18 @@ def _split_columns(
     names.update(dict.fromkeys(sample))
     if "json" in sample:
       names.update(dict.fromkeys(_fields(content, sample["json"], path)))
-  return [name for name in names if is_split_column(name) and name not in used]
+  return list(names)
+
+
+def _folder_splits(samples: Sequence[_Sample]) -> list[str]:
+  """What the folders of samples, such as train/cat, say of their splits."""
+  splits: set[str] = set()
+  for sample in samples:
+    member = next(iter(sample.values()))
+    for folder in member.name.split("/")[:-1]:
+      if is_split(folder):
+        splits.add(folder)
+  return sorted(splits)
 
 
 def _images(

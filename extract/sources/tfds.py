@@ -32,6 +32,7 @@ from oneshot_dp.extract.files import open_regular
 from oneshot_dp.extract.sources.labels import class_names, resolve_choice
 from oneshot_dp.extract.sources.listed_files import File, readable_as
 from oneshot_dp.extract.sources.source import Example, Source
+from oneshot_dp.extract.sources.units import check_unused_owners
 
 _MAX_METADATA_BYTES = 1 << 20
 """A larger file is refused: ImageNet-21k's names take 300 kB."""
@@ -132,6 +133,8 @@ def open_tfds(config: SourceConfig) -> Tfds:
   if config.units is not None:
     check_unit_name(config.units)
     columns.append(resolve_feature("--units", config.units, _is_integer))
+  else:
+    check_unused_owners(place, set(features) - set(columns))
   full_name = builder.info.full_name
   sizes: dict[str, int] = {}
   for name, info in builder.info.splits.items():

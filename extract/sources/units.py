@@ -7,7 +7,7 @@ import posixpath
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from oneshot_dp.configs.extract_config import (
   check_unit_name,
 )
 from oneshot_dp.extract import places
+from oneshot_dp.extract.sources.labels import MissingFlagError
 from oneshot_dp.extract.sources.limits import (
   MAX_OWNER_CHARACTERS,
   MAX_WORD_BYTES,
@@ -29,6 +30,16 @@ from oneshot_dp.extract.sources.limits import (
 )
 from oneshot_dp.extract.sources.listed_files import format_names, is_ignored
 
+# What pandas and databases write for an owner that is missing.
+_MISSING = frozenset(
+  ("nan", "NaN", "<NA>", "NaT", "None", "null", "NULL", "N/A", "#N/A")
+)
+_OWNER = re.compile(
+  r"(patient|subject|person|user|participant|volunteer|donor|owner|client"
+  r"|customer|speaker|author|writer|identity)([_ -]?(id|uid|name|number))?"
+)
+_SEPARATORS = re.compile("[;|&,]")
+_PADDED = re.compile(r"0*([0-9]+)(?:\.0*)?")
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -97,12 +108,78 @@ def units_of_column(
 def _name_of_owner(value: int | str, unit: str) -> str:
   """A value as the name of an owner; InputError: it is too long."""
   name = str(value).strip()
+  if name in _MISSING:
+    return ""
   if len(name) > MAX_OWNER_CHARACTERS:
     raise InputError(
       f"--units {unit!r}: a name of {len(name):,} characters, and an owner's"
       f" may have {MAX_OWNER_CHARACTERS:,}: give each owner a shorter one."
     )
   return name
+
+
+def check_unused_owners(place: str, columns: Set[str]) -> None:
+  """Looks for columns that name owners, where no flag says that one does.
+
+  It warns of those that are called patient, user_id and the like.
+
+  Args:
+    place: where the data are, for messages.
+    columns: names of those that are not used.
+
+  Raises:
+    MissingFlagError: there is a unit_id, and no flag says what a unit is.
+  """
+  owners = sorted(name for name in columns if _OWNER.fullmatch(name.lower()))
+  if "unit_id" in columns:
+    raise MissingFlagError(f"{place!r} has a unit_id: name it with --units.")
+  if owners:
+    print(
+      f"WARNING: {escaped(place)}: {format_names(owners)} not used, so each"
+      " image is protected by itself; if one says whose each image is, name it"
+      " with --units.",
+      file=sys.stderr,
+    )
+
+
+def check_owner_names(names: Iterable[str], unit: str) -> None:
+  """Warns of owners who are most likely one, spelled in several ways.
+
+  Args:
+    names: of all owners of a data set, each once.
+    unit: what they name ("patient"), for messages.
+
+  Raises:
+    InputError: a name is a list of several owners, of which one is an owner by
+      itself: the list would be a person of its own.
+  """
+  known = set(names)
+  first_of: dict[str, str] = {}
+  alike: list[str] = []
+  for name in sorted(known):
+    parts = {part.strip() for part in _SEPARATORS.split(name)} - {name}
+    if not known.isdisjoint(parts):
+      raise InputError(
+        f"the {unit} {name!r} is several of the others: an image of several"
+        " people needs a line for each in a table of owners."
+      )
+    first = first_of.setdefault(_spelling(name), name)
+    if first != name:
+      alike += [first, name]
+  if alike:
+    print(
+      f"WARNING: {format_names(alike)} count as different: if they are one"
+      f" {unit}, who would be protected by less, spell the name in one way.",
+      file=sys.stderr,
+    )
+
+
+def _spelling(name: str) -> str:
+  """What is left of a name without capitals, forms of Unicode and 01 or 1.0."""
+  letters = [c for c in name if unicodedata.category(c) != "Cf"]
+  text = unicodedata.normalize("NFKC", "".join(letters)).casefold()
+  number = _PADDED.fullmatch(text)
+  return number[1] if number else " ".join(text.split())
 
 
 def _unit_number(name: str) -> int:
@@ -171,6 +248,8 @@ def units_of_files(
     most = max(map(len, owners_of.values()), default=1)
     if most > 1:
       _warn_of_shared_images(units, owners_of)
+      owner_names = {name for owners in owners_of.values() for name in owners}
+      check_owner_names(sorted(owner_names), unit)
       return _shared_units(unit, units, images, owners_of, most)
     owners = [owners_of.get(image, [None])[0] for image in images]
   else:
@@ -179,9 +258,11 @@ def units_of_files(
     unit, owners = _search_owners(
       units, [image.removeprefix(prefix) for image in images]
     )
+  known_names: dict[int, str] = {}
   numbers = units_of_column(
-    owners, f"{unit} in {units!r}", lambda row: images[row]
+    owners, f"{unit} in {units!r}", lambda row: images[row], known_names
   )
+  check_owner_names(known_names.values(), unit)
   return UnitsOfFiles(unit, np.array(numbers, np.int64))
 
 
@@ -296,9 +377,7 @@ def _refuse_alike(path: str, owners_of: dict[str, list[str]]) -> None:
   for file, owners in owners_of.items():
     spelled: dict[str, str] = {}
     for owner in owners if len(owners) > 1 else ():
-      letters = [c for c in owner if unicodedata.category(c) != "Cf"]
-      alike = unicodedata.normalize("NFKC", "".join(letters)).casefold()
-      other = spelled.setdefault(alike, owner)
+      other = spelled.setdefault(_spelling(owner), owner)
       if other != owner:
         raise InputError(
           f"{path!r} names {other!a} and {owner!a} as owners of {file!r}: spell"

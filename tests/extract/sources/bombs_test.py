@@ -131,7 +131,7 @@ def write_npz_bomb(path, name, shape, dtype) -> None:
   """An npz whose array of zeros takes a thousandth on the disk."""
   with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
     others = {
-      "image": np.zeros((2, 1, 1, 3), np.uint8),
+      "image": np.full((2, 1, 1, 3), 255, np.uint8),
       "label": np.zeros(2, int),
     }
     for other, values in others.items():

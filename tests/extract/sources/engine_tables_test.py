@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
+from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
   open_dataset,
   write_table,
@@ -158,3 +159,15 @@ def test_folders_that_a_pattern_matches_are_columns(tmp_path):
   )
 
   assert source.labels.tolist() == [0, 1]
+
+
+def test_a_tensor_with_its_sides_in_another_order_is_refused(tmp_path):
+  """Its rows would be read as columns."""
+  tensor = pa.fixed_shape_tensor(pa.uint8(), (2, 4, 3), permutation=[1, 0, 2])
+  pixels = pa.array([list(range(24))], tensor.storage_type)
+  images = pa.ExtensionArray.from_storage(tensor, pixels)
+  table = pa.table({"image": images, "label": [0]})
+  pa.parquet.write_table(table, tmp_path / "x.parquet")
+
+  with refused("has nothing that can be its --image"):
+    open_dataset(tmp_path / "x.parquet", num_classes=2)

@@ -221,3 +221,14 @@ def test_several_splits_of_an_npz_are_refused_beside_another_array(
 def test_an_npz_whose_array_says_one_split_is_read(tmp_path):
   path = save_npz(tmp_path, **make_arrays(), split=np.array(["train"] * 7))
   assert len(open_dataset(path)) == 7
+
+
+@pytest.mark.parametrize("brightest", [0, 1, 16])
+def test_pixels_that_are_not_scaled_to_255_are_refused(tmp_path, brightest):
+  """They would all come out black."""
+  arrays = make_arrays()
+  arrays["image"] = np.minimum(arrays["image"], brightest).astype(np.uint8)
+  np.savez(tmp_path / "x.npz", **arrays)
+
+  with refused(f"no pixel of 'image' is above {brightest}, and 255 is white"):
+    open_dataset(tmp_path / "x.npz")

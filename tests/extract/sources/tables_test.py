@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import datetime
+import json
 import os
 import pathlib
 import re
@@ -344,3 +345,49 @@ def test_a_class_name_with_control_characters_is_refused(tmp_path):
   write_table(tmp_path / "x.parquet", [b"x"], ["a", "a\x1b"], label=[0])
   with refused("control characters"):
     open_dataset(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_unit_id_that_no_flag_names_is_refused(tmp_path, kind):
+  path = tmp_path / f"x.{kind}"
+  write_table(path, IMAGES, CLASSES, label=LABELS, unit_id=PATIENTS)
+
+  with refused("has a unit_id: name it with --units"):
+    open_table_source(path, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_of_owners_that_no_flag_names_is_warned_of(
+  tmp_path, kind, capsys
+):
+  path = tmp_path / f"x.{kind}"
+  write_table(path, IMAGES, CLASSES, label=LABELS, patient=PATIENTS)
+
+  open_table_source(path, kind)
+
+  assert "'patient' not used, so each image is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_of_owners_that_is_used_is_not_warned_of(
+  tmp_path, kind, capsys
+):
+  path = tmp_path / f"x.{kind}"
+  write_table(path, IMAGES, CLASSES, label=LABELS, patient=PATIENTS)
+
+  open_table_source(path, kind, units="patient")
+
+  assert "not used" not in capsys.readouterr().err
+
+
+def test_a_label_is_read_before_another_column_that_names_its_classes(tmp_path):
+  """Of people, such a column may be the sex, and not what is asked for."""
+  path = tmp_path / "x.parquet"
+  features = {"sex": {"_type": "ClassLabel", "names": ["f", "m"]}}
+  noted = {"huggingface": json.dumps({"info": {"features": features}})}
+  table = pa.table(
+    {"image": IMAGES[:4], "label": [0, 1, 2, 1], "sex": [1, 1, 0, 0]}
+  )
+  pa.parquet.write_table(table.replace_schema_metadata(noted), path)
+
+  assert labels_of(open_dataset(path, num_classes=3)) == [0, 1, 2, 1]

@@ -67,3 +67,13 @@ def test_a_tar_that_ends_within_a_long_name_is_called_cut_short(tmp_path):
     file.truncate(1024)  # of the 3,005 bytes of the name there are 512
   with refused("it is damaged, or cut short"):
     open_dataset(tmp_path / "x.tar", num_classes=2)
+
+
+def test_folders_of_two_splits_in_one_tar_are_refused(tmp_path):
+  members: dict[str, bytes | None] = {}
+  for key in ("train/0", "train/1", "test/2"):
+    members |= {f"{key}.jpg": b"x", f"{key}.cls": b"0"}
+  write_tar(tmp_path / "x.tar", members)
+
+  with refused("several splits in its column 'names of folders'"):
+    open_dataset(tmp_path / "x.tar", num_classes=2)

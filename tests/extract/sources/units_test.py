@@ -282,3 +282,38 @@ def test_an_expression_does_not_search_in_the_name_of_the_split(tmp_path):
   anna, bo = unit_ids("/(?P<patient>[^/_]+)_", tmp_path / "pets", "train")
 
   assert anna == ANNA != bo
+
+
+@pytest.mark.parametrize("name", ["nan", "NaN", "None", "<NA>", "NULL"])
+def test_what_programs_write_for_a_missing_owner_is_no_owner(pets, name):
+  with refused(r"images without patient in .*: 'cat/bo_2.png'\. Each"):
+    unit_ids(WHOLE.replace(",bo", f",{name}"), pets)
+
+
+@pytest.mark.parametrize(
+  ("one", "other"),
+  [("P7", "p7"), ("01", "1"), ("7", "7.0"), ("Jose\u0301", "Jos\u00e9")],
+)
+def test_owners_who_are_spelled_nearly_alike_are_warned_of(
+  pets, capsys, one, other
+):
+  table = TABLE.replace(",anna", f",{one}").replace(",bo", f",{other}")
+
+  unit_ids(table + "dog/deep/anna_3.png,eve\n", pets)
+
+  message = capsys.readouterr().err
+  assert f"{one!r}, {other!r} count as different: if they are one pa" in message
+
+
+def test_owners_who_are_different_are_not_warned_of(pets, capsys):
+  unit_ids(WHOLE, pets)
+
+  assert "count as different" not in capsys.readouterr().err
+
+
+def test_a_list_of_owners_in_one_cell_is_refused(pets):
+  """It would be a person of its own, and protect none of the list."""
+  with refused("patient 'anna; bo' is several of the others: .* a line for"):
+    unit_ids(
+      WHOLE.replace("cat/anna_1.png,anna", "cat/anna_1.png,anna; bo"), pets
+    )
