@@ -221,10 +221,23 @@ def _not_a_cache(store: storage.Store) -> InputError:
       f"{place} is not a finished cache (no {INFO_FILE}): run its extraction"
       " again to finish it, or give a cache."
     )
+  # Before images, since a run has pictures of its accuracies.
+  if "results.json" in names:
+    return InputError(f"{place} is a run of heads: give the cache, not a run.")
   if any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
     return InputError(f"{place} is a folder of images: {_ADVICE}.")
   if "receipt.json" in names:
     return InputError(f"{place} is a head: give the cache, not the head.")
+  # A cache is a folder of TFDS, too, so one that lost its metadata looks alike.
+  for name in names:
+    folder, base = os.path.split(name)
+    if base == "features.json":
+      prepared = os.path.join(place, folder).rstrip("/")
+      return InputError(
+        f"{place} is not a finished cache (no {INFO_FILE}): if TFDS made it,"
+        f" run `oneshot-dp extract tfds:{prepared}`, and give the cache that"
+        " this makes."
+      )
   return InputError(
     f"{place} is not a finished cache (no {INFO_FILE}): {_ADVICE}."
   )

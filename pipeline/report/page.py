@@ -212,12 +212,14 @@ def _scored_values(
   empty_classes = 0
   if counts is not None:
     empty_classes = sum(count == 0 for count in counts)
+  # Noisy counts have top-1 alone.
+  has_top5 = any(row.top5 is not None for row in run.rows)
   return {
     "test": facts.evaluation,
     "together": facts.epsilon,
     "charts": charts,
     "lines": _head_lines(run.rows, facts, chosen),
-    "shows_top5": shows_top5(len(class_names)),
+    "shows_top5": has_top5 and shows_top5(len(class_names)),
     "classes": _class_lines(chosen, class_names, counts),
     "classes_without_rows": empty_classes,
     **_confusion_values(chosen, class_names),

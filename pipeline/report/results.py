@@ -212,9 +212,15 @@ def table(
   # Columns that tell nothing are left out; a head that is NOT PRIVATE says so
   # at the end of its line, where no table can cut it off from its numbers.
   header = ["head", "epsilon", "sigma", "top-1 %", "95 % interval"]
-  if shows_top5(num_classes):
+  # Noisy counts have top-1 alone.
+  has_balanced = any(row.balanced is not None for row in rows)
+  has_top5 = shows_top5(num_classes) and any(
+    row.top5 is not None for row in rows
+  )
+  if has_top5:
     header.append("top-5 %")
-  header.append("balanced %")
+  if has_balanced:
+    header.append("balanced %")
   lines = [header]
   marks = [""]
   for (head, epsilon), draws in group_draws(rows).items():
@@ -230,9 +236,10 @@ def table(
       percent(top1),
       format_interval(interval),
     ]
-    if shows_top5(num_classes):
+    if has_top5:
       cells.append(percent([row.top5 for row in draws]))
-    cells.append(percent([row.balanced for row in draws]))
+    if has_balanced:
+      cells.append(percent([row.balanced for row in draws]))
     lines.append(cells)
     marks.append("" if draws[0].private else f"  {NOT_PRIVATE}")
   return _aligned(lines, marks)

@@ -65,8 +65,15 @@ def write_sweep_files(
   lines = [
     results.table(rows, test, info.num_classes),
     f"{_guarantee_of(plan)}; scored on {test.num_examples:,} rows ({how})",
-    f"{plan.request.out}: see report.html and results.csv",
   ]
+  counts = scores.facts.get("class_rows") or ()
+  num_empty = sum(count == 0 for count in counts)
+  if num_empty:
+    lines.append(
+      f"no test rows: {num_empty} of {len(counts)} classes; `balanced` is the"
+      " mean of the others"
+    )
+  lines.append(f"{plan.request.out}: see report.html and results.csv")
   return Answer(
     text="\n".join(lines),
     facts={"out": plan.request.out, **facts, "heads": rows},

@@ -358,6 +358,18 @@ def test_a_class_without_test_rows_is_named(capsys, place):
   assert "top-5" not in out
 
 
+def test_a_sweep_says_how_many_classes_have_no_test_rows(
+  capsys, place, train_cache
+):
+  x, y = clusters((20,) * 4, seed=1)
+  write_rows(Path("t"), x[y < 3], y[y < 3], num_classes=4, split="test")
+  words = place("--eval-cache t --epsilons 8 --delta 1e-5 --head lamb --out r")
+
+  out, _ = succeeds(capsys, "sweep", "--cache", train_cache.path, *words)
+
+  assert "no test rows: 1 of 4 classes; `balanced` is the mean of" in out
+
+
 def write_few_rows(folder):
   """Three rows of each of ten classes."""
   rows = np.random.default_rng(0).standard_normal((30, DIM)).astype("f4")

@@ -159,6 +159,23 @@ def test_open_cache_of_an_unfinished_job_says_so(tmp_path):
     open_cache(tmp_path / "begun")
 
 
+def test_open_cache_of_a_folder_of_tfds_says_how_to_extract_it(tmp_path):
+  folder = tmp_path / "pets" / "1.0.0"
+  folder.mkdir(parents=True)
+  (folder / "features.json").write_text("{}")
+
+  with refused(f"run `oneshot-dp extract tfds:{folder}`"):
+    open_cache(tmp_path / "pets")
+
+
+def test_open_cache_of_a_run_says_so_although_it_has_pictures(tmp_path):
+  (tmp_path / "results.json").write_text("{}")
+  (tmp_path / "accuracy.png").write_bytes(b"")
+
+  with refused("is a run of heads"):
+    open_cache(tmp_path)
+
+
 def test_open_cache_of_no_path_says_so():
   with refused("is not a valid path"):
     open_cache("a\0b")

@@ -263,6 +263,14 @@ def test_noisy_accuracies_say_so_and_what_they_cost(tmp_path, words):
 
 
 @pytest.mark.slow
+def test_noisy_accuracies_have_no_column_of_top5(tmp_path):
+  names = tuple(f"class {i}" for i in range(6))
+  run = write_run(tmp_path, evaluation=NOISY, baseline=False, class_names=names)
+
+  assert "top-5" not in text_of(write_report(run))
+
+
+@pytest.mark.slow
 def test_noisy_accuracies_have_no_table_of_classes(tmp_path):
   run = write_run(tmp_path, evaluation=NOISY, baseline=False)
 
