@@ -145,6 +145,8 @@ def check_unused_owners(place: str, columns: Set[str]) -> None:
 def check_owner_names(names: Iterable[str], unit: str) -> None:
   """Warns of owners who are most likely one, spelled in several ways.
 
+  It warns of a single owner, too: together all rows weigh as much as one.
+
   Args:
     names: of all owners of a data set, each once.
     unit: what they name ("patient"), for messages.
@@ -166,6 +168,12 @@ def check_owner_names(names: Iterable[str], unit: str) -> None:
     first = first_of.setdefault(_spelling(name), name)
     if first != name:
       alike += [first, name]
+  if len(known) == 1:
+    print(
+      f"WARNING: all images are of one {unit}, {format_names(sorted(known))}:"
+      " no head can learn from them; see whether that is whose they are.",
+      file=sys.stderr,
+    )
   if alike:
     print(
       f"WARNING: {format_names(alike)} count as different: if they are one"

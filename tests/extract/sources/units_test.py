@@ -317,3 +317,10 @@ def test_a_list_of_owners_in_one_cell_is_refused(pets):
     unit_ids(
       WHOLE.replace("cat/anna_1.png,anna", "cat/anna_1.png,anna; bo"), pets
     )
+
+
+def test_a_single_owner_of_all_images_is_warned_of(pets, capsys):
+  """Else a budget would be spent on a head that can learn nothing."""
+  unit_ids(WHOLE.replace(",bo", ",anna"), pets)
+
+  assert "all images are of one patient, 'anna'" in capsys.readouterr().err
