@@ -36,9 +36,9 @@ from oneshot_dp.extract.sources.units import units_of_files
 # What programs call that which they make of an image: x_mask.png,
 # x_mask_1.png, x-150x150.jpg, x.thumb.jpg.
 _DERIVED = re.compile(
-  r"(.*[^/])[ _.-](mask|seg|segmentation|gt|groundtruth|thumb|thumbnail"
-  r"|\d+x\d+)([ _.-]?\d+)?",
-  re.IGNORECASE | re.DOTALL,
+  r"[ _.-](mask|seg|segmentation|gt|groundtruth|thumb|thumbnail|\d+x\d+)"
+  r"([ _.-]?\d+)?\.[^./]+\Z",
+  re.IGNORECASE,
 )
 
 
@@ -128,20 +128,21 @@ def _refuse_other_layouts(
   inner_of: dict[str, set[str]] = {}
   is_deep = True
   for path in images.paths():
-    folder, inner, *rest = path.split("/", 2)
-    names = inner_of.setdefault(folder, set())
-    if rest:
-      names.add(inner)
-    else:
+    folder, *inner = path.split("/", 2)
+    if len(inner) == 1:  # the image is directly in its class
       is_deep = False
+    else:
+      inner_of.setdefault(folder, set()).add(inner[0])
+  if not inner_of:
+    return
   # Training and test images would be read as one split.
-  for folder, names in inner_of.items():
-    splits = sorted(filter(is_split, names))
-    if splits:
-      raise InputError(
-        f"{root!r} has splits in its class {folder!r}: {format_names(splits)};"
-        f" put classes into splits, such as {splits[0]}/{folder}."
-      )
+  names = sorted(set.union(*inner_of.values()))
+  splits = [name for name in names if is_split(name)]
+  if len(splits) > 1:
+    raise InputError(
+      f"{root!r} has splits in its classes: {format_names(splits)}; put classes"
+      f" into splits, such as {splits[0]}/{min(inner_of)}."
+    )
   # Folds, cameras or hospitals that have all classes each would be read as the
   # classes themselves.
   common = sorted(set.intersection(*inner_of.values()))
@@ -160,16 +161,16 @@ def _refuse_derived(root: str, images: FileTable) -> None:
 
   Each would be a row of its own, and a photograph be in several.
   """
-  derived: dict[str, str] = {}
+  original_of: dict[str, str] = {}
   for path in images.paths():
-    match = _DERIVED.fullmatch(os.path.splitext(path)[0])
-    if match:
-      derived[path] = match[1]
+    match = _DERIVED.search(path)
+    if match is not None:
+      original_of[path] = path[: match.start()]
   # Most folders have none, and then no names are kept.
-  if not derived:
+  if not original_of:
     return
   stems = {os.path.splitext(path)[0] for path in images.paths()}
-  found = [path for path, original in derived.items() if original in stems]
+  found = [path for path, stem in original_of.items() if stem in stems]
   if found:
     raise InputError(
       f"{root!r} has masks or small copies beside their images:"

@@ -163,7 +163,8 @@ def check_owner_names(names: Iterable[str], unit: str) -> None:
     if not known.isdisjoint(parts):
       raise InputError(
         f"the {unit} {name!r} is several of the others: an image of several"
-        " people needs a line for each in a table of owners."
+        " people needs a line for each in a table of owners (and the name of"
+        " one person, no sign that separates names)."
       )
     first = first_of.setdefault(_spelling(name), name)
     if first != name:

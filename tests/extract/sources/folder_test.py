@@ -385,11 +385,18 @@ def test_cache_of_a_bucket_says_where_its_classes_are_known_from(
   assert info.num_classes_source == expected
 
 
-def test_a_folder_with_splits_in_its_classes_is_refused(tmp_path):
-  write_files(tmp_path, "cat/train/1.png", "cat/test/2.png", "dog/3.png")
+@pytest.mark.parametrize("test", ["cat/test/2.png", "dog/test/2.png"])
+def test_a_folder_with_splits_in_its_classes_is_refused(tmp_path, test):
+  write_files(tmp_path, "cat/train/1.png", test, "dog/3.png")
 
-  with refused("splits in its class 'cat': 'test', 'train'; put .* test/cat"):
+  with refused("splits in its classes: 'test', 'train'; put .* test/cat"):
     open_dataset(tmp_path)
+
+
+def test_trains_are_a_kind_of_vehicle(tmp_path):
+  write_files(tmp_path, "vehicle/train/1.png", "vehicle/car/2.png", "dog/3.png")
+
+  assert open_dataset(tmp_path).class_names == ("dog", "vehicle")
 
 
 @pytest.fixture
