@@ -121,7 +121,7 @@ def test_workers_are_given_absolute_paths(photos, tmp_path, monkeypatch):
   (tmp_path / "photos").symlink_to(photos)
   shutil.copy(pathlib.Path(__file__).with_name("backbone.py"), "own.py")
   config = job_of(pathlib.Path("photos"), backbone="own.py:embed")
-  image = np.zeros((2, 8, 8, 3), np.uint8)
+  image = np.full((2, 8, 8, 3), 255, np.uint8)
   np.savez("images.npz", image=image, label=np.arange(2))
   info = CacheJob(info=make_info())
   source = open_source(config.source)
