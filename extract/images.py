@@ -17,12 +17,13 @@ High-Accuracy Differentially Private Image Classification through Scale"
 
 import contextlib
 import dataclasses
+import hashlib
 import math
 from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import UInt8, UInt64
 from PIL import Image
 
 from oneshot_dp.configs.errors import InputError
@@ -248,6 +249,22 @@ def _resized(
   columns = Image.fromarray(np.concatenate(narrow))
   edges = (0, top, side, bottom)
   return np.asarray(columns.resize((side, side), resample, edges))
+
+
+def image_key(image: bytes | np.ndarray) -> UInt64[np.ndarray, "2"]:
+  """128 bits that identify an image; its random views are seeded by them, too.
+
+  *Formal guarantee*: a function of the image alone.
+
+  Args:
+    image: the encoded file, or pixels [h, w, channels] uint8.
+
+  Returns:
+    Two words of 64 bits.
+  """
+  data = image if isinstance(image, bytes) else image.tobytes()
+  digest = hashlib.blake2b(data, digest_size=16).digest()
+  return np.frombuffer(digest, "<u8")
 
 
 def random_view(

@@ -42,22 +42,6 @@ _LEAST_DIM = 8
 would share one."""
 
 
-def image_key(image: bytes | np.ndarray) -> UInt64[np.ndarray, "2"]:
-  """128 bits that identify an image; its random views are seeded by them, too.
-
-  *Formal guarantee*: a function of the image alone.
-
-  Args:
-    image: the encoded file, or pixels [h, w, channels] uint8.
-
-  Returns:
-    Two words of 64 bits.
-  """
-  data = image if isinstance(image, bytes) else image.tobytes()
-  digest = hashlib.blake2b(data, digest_size=16).digest()
-  return np.frombuffer(digest, "<u8")
-
-
 def image_units(
   image_key: UInt64[np.ndarray, "n 2"],
 ) -> Int64[np.ndarray, " n"]:

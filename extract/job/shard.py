@@ -26,7 +26,7 @@ from oneshot_dp.configs.extract_config import (
 )
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import CacheInfo, Rows, Shard
-from oneshot_dp.extract.cache.keys import image_key, image_units
+from oneshot_dp.extract.cache.keys import image_units
 from oneshot_dp.extract.cache.row_values import validate_and_cast_rows
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
@@ -38,6 +38,7 @@ from oneshot_dp.extract.images import (
   DecodeError,
   Preprocessing,
   decoded,
+  image_key,
   random_view,
   resize_and_crop,
 )

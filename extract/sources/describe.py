@@ -18,10 +18,9 @@ from oneshot_dp.configs.extract_config import (
   SourceConfig,
 )
 from oneshot_dp.extract import hub
-from oneshot_dp.extract.cache.keys import image_key
 from oneshot_dp.extract.file_table import columns_of, make_table
 from oneshot_dp.extract.image_files import DecodeError
-from oneshot_dp.extract.images import decoded
+from oneshot_dp.extract.images import decoded, image_key
 from oneshot_dp.extract.images_report import ImagesReport
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.folder import open_folder

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from oneshot_dp.extract.cache.format import CacheInfo, Rows
-from oneshot_dp.extract.cache.keys import image_key
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
 from oneshot_dp.extract.cache.row_values import validate_and_cast_rows
 from oneshot_dp.extract.cache.shard_file import (
@@ -25,6 +24,7 @@ from oneshot_dp.extract.cache.write import (
   start_or_resume,
   write_cache,
 )
+from oneshot_dp.extract.images import image_key
 
 
 def make_info(n: Any = 20, d: Any = 3, **changes: Any) -> CacheInfo:

@@ -8,11 +8,11 @@ from oneshot_dp.extract.cache import keys
 from oneshot_dp.extract.cache.keys import (
   direction_keys,
   embedding_keys,
-  image_key,
   keys_of,
 )
 from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.extract.cache.write import write_cache
+from oneshot_dp.extract.images import image_key
 from tests.extract.cache.caches import (
   columns,
   imported,

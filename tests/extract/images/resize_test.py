@@ -11,11 +11,11 @@ from PIL import Image
 
 from oneshot_dp.configs.extract_config import PreprocessConfig
 from oneshot_dp.extract.backbones.backbone import apply_function
-from oneshot_dp.extract.cache.keys import image_key
 from oneshot_dp.extract.images import (
   Preprocessing,
   _inception_box,
   _uniforms,
+  image_key,
   random_view,
   resize_and_crop,
 )
