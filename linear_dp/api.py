@@ -258,6 +258,8 @@ def _valid_class_names(
   """Checks K class names; without any, they are "0", "1" and so on."""
   if class_names is None:
     return tuple(str(index) for index in range(num_classes))
+  if isinstance(class_names, str):
+    raise InputError(f"class_names={class_names!r} must be a list of names.")
   names = tuple(class_names)
   are_names = all(isinstance(name, str) and name for name in names)
   if not are_names or len(names) != num_classes or len(set(names)) < len(names):

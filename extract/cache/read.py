@@ -159,7 +159,9 @@ def _merge(blocks: Sequence[Rows]) -> Rows:
   return merged
 
 
-def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
+def open_cache(
+  path: str | os.PathLike, rows: Part | str = WHOLE
+) -> FeatureCache:
   """Opens a finished cache, or a part of it, without reading its rows.
 
   >>> import tempfile
@@ -183,15 +185,17 @@ def open_cache(path: str | os.PathLike, rows: Part = WHOLE) -> FeatureCache:
 
   Args:
     path: the directory, or its gs:// or s3:// URL.
-    rows: the part of it to read.
+    rows: the part of it to read, such as "[:80%]".
 
   Returns:
     The cache; its rows are read and checked when they are asked for.
 
   Raises:
     InputError: there is no finished cache, it has another format version, or
-      its metadata were edited.
+      its metadata were edited; or the text is not a part.
   """
+  if isinstance(rows, str):
+    rows = Part.parse(rows)
   store = storage.store_at(path)
   if not storage.is_url(path) and os.path.isfile(path):
     raise InputError(f"{store.display_path()} is a file: {_ADVICE}.")

@@ -184,6 +184,7 @@ def test_train_heads_draws_no_noise_where_the_charge_is_refused(kind):
     ({"head": "lamb", "balanced": True}, r"balanced is for head 'auto', not"),
     ({"start": np.ones((K, D))}, r"one vector for all classes"),
     ({"class_names": ["a", "b", "b", "c"]}, r"must be 4 different names"),
+    ({"class_names": "abcd"}, "must be a list of names"),
   ],
 )
 def test_train_heads_refuses_bad_arguments_before_a_charge(changes, message):

@@ -32,6 +32,12 @@ def test_cache_parts_have_each_row_once(tmp_path, unit):
     assert cache.num_rows == len(found["label"])
 
 
+def test_open_cache_takes_the_words_of_the_command_line(tmp_path):
+  run_job(tmp_path, make_info(40, shard_rows=64))
+
+  assert open_cache(tmp_path, "[20%:40%]").part == Part(20, 40)
+
+
 def test_cache_parts_hold_units_whole(tmp_path):
   run_job(tmp_path, make_info(500, unit="patient", shard_rows=64))
 
