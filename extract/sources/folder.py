@@ -37,8 +37,7 @@ from oneshot_dp.extract.sources.units import units_of_files
 # x_mask_1.png, x-150x150.jpg, x.thumb.jpg.
 _DERIVED = re.compile(
   r"[ _.-](mask|seg|segmentation|gt|groundtruth|thumb|thumbnail|\d+x\d+)"
-  r"([ _.-]?\d+)?\.[^./]+\Z",
-  re.IGNORECASE,
+  r"([ _.-]?\d+)?\.[^./]+\Z"
 )
 
 
@@ -73,7 +72,6 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
   _refuse_strays(root, images, rows_of)
   names = _class_names(config, root, folders, list(rows_of))
   _refuse_other_layouts(config, root, images)
-  _refuse_derived(root, images)
   units = None
   if config.units is not None:
     paths = [prefix + path for path in images.paths()]
@@ -124,17 +122,34 @@ def _refuse_strays(
 def _refuse_other_layouts(
   config: SourceConfig, root: str, images: FileTable
 ) -> None:
-  """Refuses folders in class folders that say that these are no classes."""
+  """Refuses folders that are no classes, and files made of other images."""
   inner_of: dict[str, set[str]] = {}
   is_deep = True
+  original_of: dict[str, str] = {}
+  # One pass for both: over the names of millions of images each takes seconds.
   for path in images.paths():
-    folder, *inner = path.split("/", 2)
-    if len(inner) == 1:  # the image is directly in its class
+    if path.count("/") == 1:  # the image is directly in its class
       is_deep = False
     else:
-      inner_of.setdefault(folder, set()).add(inner[0])
-  if not inner_of:
-    return
+      folder, inner, _ = path.split("/", 2)
+      inner_of.setdefault(folder, set()).add(inner)
+    match = _DERIVED.search(path.lower())
+    if match is not None:
+      original_of[path] = path[: match.start()]
+  # Most folders have neither.
+  if inner_of:
+    _refuse_inner_folders(config, root, inner_of, is_deep)
+  if original_of:
+    _refuse_derived(root, images, original_of)
+
+
+def _refuse_inner_folders(
+  config: SourceConfig,
+  root: str,
+  inner_of: Mapping[str, set[str]],
+  is_deep: bool,
+) -> None:
+  """Refuses folders in class folders that say that these are no classes."""
   # Training and test images would be read as one split.
   names = sorted(set.union(*inner_of.values()))
   splits = [name for name in names if is_split(name)]
@@ -156,19 +171,13 @@ def _refuse_other_layouts(
     )
 
 
-def _refuse_derived(root: str, images: FileTable) -> None:
+def _refuse_derived(
+  root: str, images: FileTable, original_of: Mapping[str, str]
+) -> None:
   """Refuses masks and thumbnails that lie beside their images.
 
   Each would be a row of its own, and a photograph be in several.
   """
-  original_of: dict[str, str] = {}
-  for path in images.paths():
-    match = _DERIVED.search(path)
-    if match is not None:
-      original_of[path] = path[: match.start()]
-  # Most folders have none, and then no names are kept.
-  if not original_of:
-    return
   stems = {os.path.splitext(path)[0] for path in images.paths()}
   found = [path for path, stem in original_of.items() if stem in stems]
   if found:
