@@ -53,7 +53,7 @@ _LOOK_SECONDS = 2.0
 
 
 _FORMAT = 2
-"""Of a launch file and its listing; a change of either raises it."""
+"""The version of launch files and listings: a change of either raises it."""
 
 
 class StoppedError(RunError):

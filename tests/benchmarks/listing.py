@@ -22,12 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from tests.extract.object_server import (
-  BUCKET,
-  ObjectServer,
-  real_server,
-  running,
-)
+from tests.extract.object_server import BUCKET, real_s3
 
 CLASSES = 1_000
 
@@ -122,16 +117,7 @@ def output(store: str, place: pathlib.Path) -> Iterator[str]:
   if store == "disk":
     yield str(place / "out")
     return
-  with (
-    real_server("s3", place) as ask,
-    running(ObjectServer(ask)) as server,
-  ):
-    os.environ |= {
-      "AWS_ENDPOINT_URL_S3": server.url,
-      "AWS_ACCESS_KEY_ID": "loopback",
-      "AWS_SECRET_ACCESS_KEY": "loopback-secret-0",
-      "AWS_REGION": "us-east-1",
-    }
+  with real_s3(place):
     yield f"s3://{BUCKET}/out"
 
 

@@ -5,6 +5,7 @@ Beside each of the engine's workers is a pool of Python workers, as on hosts of
 their own. flink.py and spark.py say what an engine's processes are.
 """
 
+import abc
 import dataclasses
 import functools
 import hashlib
@@ -104,7 +105,7 @@ class Engine:
     return path
 
 
-class EngineCluster(Processes):
+class EngineCluster(Processes, abc.ABC):
   """An engine that is started whole, and ends whole.
 
   Attributes:
@@ -131,13 +132,13 @@ class EngineCluster(Processes):
     return self
 
   @property
+  @abc.abstractmethod
   def flags(self) -> list[str]:
     """What `oneshot-dp extract` needs to run here."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def start_master(self) -> None:
     """Starts the process that gives the workers their tasks."""
-    raise NotImplementedError
 
   def start_job_server(self) -> None:
     """Nothing: each command starts its own."""
@@ -146,13 +147,13 @@ class EngineCluster(Processes):
     """SIGKILL to the job server of the command that runs."""
     kill_servers_of(self.ENGINE.job_server_jar)
 
+  @abc.abstractmethod
   def start_worker(self, number: int) -> None:
     """Starts a worker, and the pool that is "pool" to it."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def num_workers(self) -> int:
     """How many workers the engine says that it has."""
-    raise NotImplementedError
 
   def wait_for_workers(self) -> None:
     def there() -> bool:
@@ -163,18 +164,18 @@ class EngineCluster(Processes):
 
     self.wait("the workers", there)
 
+  @abc.abstractmethod
   def replace(self, victim: str, number: int) -> None:
     """SIGKILL to a worker, or to a part of it; a new one in its place."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def busy(self) -> set[int]:
     """The workers on which a task of a job runs, as the engine says."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def running(self) -> list[str]:
     """Ids of the jobs that have not ended."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def losses(self) -> int:
     """How often the engine's log says that a job has lost a worker."""
-    raise NotImplementedError

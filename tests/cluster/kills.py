@@ -40,12 +40,7 @@ from tests.cluster.processes import (
 from tests.cluster.spark import SparkCluster
 from tests.extract.cache.caches import digest
 from tests.extract.job.jobs import write_folder
-from tests.extract.object_server import (
-  BUCKET,
-  ObjectServer,
-  real_server,
-  running,
-)
+from tests.extract.object_server import BUCKET, real_s3
 
 SHARED = ROOT.parent / "shared" / "data"
 SHARD_ROWS = 20
@@ -141,17 +136,7 @@ def extraction(
   if store == "folder":
     yield Extraction(place, words, caches=place, prefix="")
     return
-  with (
-    real_server("s3", place) as ask,
-    running(ObjectServer(ask)) as server,
-  ):
-    # Workers get the environment too.
-    os.environ |= {
-      "AWS_ENDPOINT_URL_S3": server.url,
-      "AWS_ACCESS_KEY_ID": "loopback",
-      "AWS_SECRET_ACCESS_KEY": "loopback-secret-0",
-      "AWS_REGION": "us-east-1",
-    }
+  with real_s3(place):
     bucket = place / "objects" / BUCKET
     yield Extraction(place, words, caches=bucket, prefix=f"s3://{BUCKET}/")
 

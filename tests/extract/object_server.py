@@ -216,6 +216,22 @@ def running(server: ObjectServer) -> Iterator[ObjectServer]:
 
 
 @contextlib.contextmanager
+def real_s3(folder) -> Iterator[None]:
+  """A real server of S3, which this process and those it starts are told of."""
+  with (
+    real_server("s3", folder) as ask,
+    running(ObjectServer(ask)) as server,
+  ):
+    os.environ |= {
+      "AWS_ENDPOINT_URL_S3": server.url,
+      "AWS_ACCESS_KEY_ID": "loopback",
+      "AWS_SECRET_ACCESS_KEY": "loopback-secret-0",
+      "AWS_REGION": "us-east-1",
+    }
+    yield
+
+
+@contextlib.contextmanager
 def served(monkeypatch, folder, ask=None) -> Iterator[ObjectServer]:
   """A server that obstore finds, and no connection from before or after."""
   account = folder / "account.json"
