@@ -39,7 +39,10 @@ from oneshot_dp.extract.sources.location import (
   resolve_split,
   split_tables,
 )
-from oneshot_dp.extract.sources.units import check_owner_names, units_of_column
+from oneshot_dp.extract.sources.owner_names import (
+  check_owner_names,
+  units_of_column,
+)
 from oneshot_dp.pipeline.import_columns import (
   Columns,
   ImportRequest,

@@ -26,12 +26,12 @@ from oneshot_dp.configs.extract_config import (
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.file_table import FileTable
 from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.file_owners import units_of_files
 from oneshot_dp.extract.sources.formats import is_image
 from oneshot_dp.extract.sources.labels import class_names
 from oneshot_dp.extract.sources.listed_files import format_names
 from oneshot_dp.extract.sources.location import is_split
 from oneshot_dp.extract.sources.source import Source
-from oneshot_dp.extract.sources.units import units_of_files
 
 # What programs call that which they make of an image: x_mask.png,
 # x_mask_1.png, x-150x150.jpg, x.thumb.jpg.

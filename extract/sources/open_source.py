@@ -40,12 +40,12 @@ from oneshot_dp.extract.sources.location import (
   resolve_split,
   split_tables,
 )
-from oneshot_dp.extract.sources.source import Source
-from oneshot_dp.extract.sources.units import (
+from oneshot_dp.extract.sources.owner_names import (
   check_owner_names,
   check_unused_owners,
   units_of_column,
 )
+from oneshot_dp.extract.sources.source import Source
 
 _UNLABELED = "unlabeled"
 _PASSED_OVER_CHARACTERS = 300

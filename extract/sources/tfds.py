@@ -31,8 +31,8 @@ from oneshot_dp.configs.extract_config import (
 from oneshot_dp.extract.files import open_regular
 from oneshot_dp.extract.sources.labels import class_names, resolve_choice
 from oneshot_dp.extract.sources.listed_files import File, readable_as
+from oneshot_dp.extract.sources.owner_names import check_unused_owners
 from oneshot_dp.extract.sources.source import Example, Source
-from oneshot_dp.extract.sources.units import check_unused_owners
 
 _MAX_METADATA_BYTES = 1 << 20
 """A larger file is refused: ImageNet-21k's names take 300 kB."""

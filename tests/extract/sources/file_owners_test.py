@@ -7,9 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import FIXED_GRAPH, NO_OWNER
-from oneshot_dp.extract.sources import units
+from oneshot_dp.extract.sources.file_owners import units_of_files
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
   open_dataset,
@@ -200,7 +199,7 @@ def test_no_owner_weighs_more_than_one(tmp_path):
   path.write_text("\n".join(rng.permutation(lines[1:]).tolist()))
   path.write_text(f"{lines[0]}\n{path.read_text()}\n")
 
-  found = units.units_of_files(str(path), images, (), "")
+  found = units_of_files(str(path), images, (), "")
 
   assert found.weight_divisors is not None
   totals = []
@@ -219,21 +218,6 @@ def test_an_image_without_an_owner_is_refused_among_shared_ones(pets):
     open_shared(TABLE + "cat/bo_2.png,anna\n", pets)
 
 
-def test_names_in_batches_have_the_numbers_of_names_at_once():
-  names = [f"u{i}" for i in range(50)]
-  known: dict[int, str] = {}
-  first = units.units_of_column(names, "user", str, known)
-  assert units.units_of_column(names, "user", str, known) == first
-
-
-def test_two_names_of_one_number_in_two_batches_are_refused():
-  known: dict[int, str] = {}
-  number = units.units_of_column(["u7"], "user", str, known)[0]
-  known[number] = "somebody"
-  with refused("'somebody' and 'u7' have one number"):
-    units.units_of_column(["u7"], "user", str, known)
-
-
 @pytest.mark.parametrize("suffix", ["parquet", "tar"])
 def test_an_owners_name_of_more_characters_than_a_path_is_refused(
   tmp_path, suffix
@@ -243,19 +227,6 @@ def test_an_owners_name_of_more_characters_than_a_path_is_refused(
 
   with refused("a name of 4,097 characters, and an owner's may have 4,096"):
     open_dataset(path, num_classes=2, units="who")
-
-
-def test_rows_that_share_a_long_name_share_its_copy():
-  name = "x".ljust(4096) + "y "  # is stripped, which makes a copy
-  tracemalloc.start()
-  try:
-    with pytest.raises(InputError, match="4,097 characters"):
-      units.units_of_column([name] * 50_000, "user", str)
-    units.units_of_column([name[2:]] * 50_000, "user", str)
-    _, peak = tracemalloc.get_traced_memory()
-  finally:
-    tracemalloc.stop()
-  assert peak < 1 << 24  # and not 200 MB
 
 
 def test_a_table_of_one_line_of_commas_is_refused_at_its_start(pets):
@@ -282,33 +253,6 @@ def test_an_expression_does_not_search_in_the_name_of_the_split(tmp_path):
   anna, bo = unit_ids("/(?P<patient>[^/_]+)_", tmp_path / "pets", "train")
 
   assert anna == ANNA != bo
-
-
-@pytest.mark.parametrize("name", ["nan", "NaN", "None", "<NA>", "NULL"])
-def test_what_programs_write_for_a_missing_owner_is_no_owner(pets, name):
-  with refused(r"images without patient in .*: 'cat/bo_2.png'\. Each"):
-    unit_ids(WHOLE.replace(",bo", f",{name}"), pets)
-
-
-@pytest.mark.parametrize(
-  ("one", "other"),
-  [("P7", "p7"), ("01", "1"), ("7", "7.0"), ("Jose\u0301", "Jos\u00e9")],
-)
-def test_owners_who_are_spelled_nearly_alike_are_warned_of(
-  pets, capsys, one, other
-):
-  table = TABLE.replace(",anna", f",{one}").replace(",bo", f",{other}")
-
-  unit_ids(table + "dog/deep/anna_3.png,eve\n", pets)
-
-  message = capsys.readouterr().err
-  assert f"{one!r}, {other!r} count as different: if they are one pa" in message
-
-
-def test_owners_who_are_different_are_not_warned_of(pets, capsys):
-  unit_ids(WHOLE, pets)
-
-  assert "count as different" not in capsys.readouterr().err
 
 
 def test_a_list_of_owners_in_one_cell_is_refused(pets):
