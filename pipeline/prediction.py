@@ -14,7 +14,7 @@ from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import MAX_PIXELS, ComputeDtype
 from oneshot_dp.extract import places
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
-from oneshot_dp.extract.cache.format import sha256_of
+from oneshot_dp.extract.cache.format import check_views, sha256_of
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.extract.job.shard import embed_images
@@ -189,6 +189,9 @@ def of_cache(saved: SavedHead, cache: FeatureCache) -> Iterator[Named]:
       f"{cache.name} was made with another backbone, layer or preprocessing"
       f" than {saved.path}: use {saved.stated['backbone']['name']}."
     )
+  check_views(
+    str(saved.path), saved.stated["views"], cache.name, cache.info.views
+  )
   for block in cache.blocks():
     names = [str(example_id) for example_id in block["example_id"]]
     for start in range(0, len(names), _ROWS_AT_ONCE):

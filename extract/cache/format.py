@@ -304,6 +304,35 @@ def _check_parts(info: CacheInfo, fingerprint: Any) -> None:
     raise ValueError("its parts do not fit each other")
 
 
+def check_views(
+  head: str,
+  trained_views: Mapping[str, Any] | None,
+  cache: str,
+  views: Mapping[str, Any] | None,
+) -> None:
+  """Refuses a cache of means over views for a head of plain embeddings.
+
+  Random views are crops, and their means lie elsewhere than embeddings of whole
+  images, so that such a head is often wrong on them. A head of means is meant
+  for plain embeddings, and fits means as well.
+
+  Args:
+    head: names the head, for the message.
+    trained_views: `CacheInfo.views` of the rows that the head is trained on.
+    cache: names the cache that the head is applied to.
+    views: `CacheInfo.views` of that cache.
+
+  Raises:
+    InputError: the cache holds means over views, and the head's rows were none.
+  """
+  if trained_views is None and views is not None:
+    raise InputError(
+      f"{cache} holds means over {views['count']} random views of each image,"
+      f" and {head} knows embeddings of whole images alone: extract the images"
+      " again without --views."
+    )
+
+
 def tfds_files(info: CacheInfo) -> dict[str, bytes]:
   """TFDS's own metadata files, to which one block is one example.
 

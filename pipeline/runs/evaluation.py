@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import has_several_owners
 from oneshot_dp.configs.parts import Part
+from oneshot_dp.extract.cache.format import check_views
 from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.accounting import (
@@ -264,6 +265,12 @@ def open_evaluation(
     saved.stated["backbone_fingerprint"],
     saved.stated["class_names"],
     eval_rows.role,
+  )
+  check_views(
+    str(request.head),
+    saved.stated["views"],
+    str(eval_rows.role),
+    eval_rows.role.cache.info.views,
   )
   return saved, eval_rows, ledger
 

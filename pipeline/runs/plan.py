@@ -17,6 +17,7 @@ from oneshot_dp.configs.head_config import (
   HeadOptions,
   UnlabeledRows,
 )
+from oneshot_dp.extract.cache.format import check_views
 from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.distributed.hosts import Hosts
@@ -131,6 +132,13 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
   eval_rows = _open_eval_set(request, source, hosts)
   unlabeled = _open_unlabeled_cache(request)
   roles = _roles(train, eval_rows, unlabeled)
+  for role in roles[1:]:
+    check_views(
+      f"a head of {train}",
+      train.cache.info.views,
+      str(role),
+      role.cache.info.views,
+    )
   parent = None
   if request.parent is not None:
     parent = earlier_head(request.parent, ledger, train.cache, request.delta)
