@@ -3,19 +3,20 @@
 import sys
 from collections.abc import Sequence
 
+from oneshot_dp.configs.stop_signals import exit_on_stop_signals
+
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one command; see `oneshot_dp.pipeline.cli.program`.
 
-  Ctrl-C while the command line itself is imported ends in one line as well.
+  Ctrl-C, SIGTERM and SIGHUP end it in one line while the command line itself is
+  imported, too. (What comes before is Python's own start.)
   """
-  try:
-    from oneshot_dp.pipeline import cli
+  if argv is None:  # the process ends with this command
+    exit_on_stop_signals()
+  from oneshot_dp.pipeline import cli
 
-    return cli.main(argv)
-  except KeyboardInterrupt:
-    print("oneshot-dp: error: interrupted", file=sys.stderr, flush=True)
-    return 130
+  return cli.main(argv)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,18 @@ import threading
 from types import FrameType
 from typing import Self
 
+from oneshot_dp.configs.stop_signals import (
+  STOP_SIGNALS,
+  STOPPED_STATUS,
+  exit_before_begin,
+)
+
 MESSAGE = (
   "interrupted; what was charged stays charged, and extract, train and sweep"
   " resume without a new charge when the same command is run again"
 )
-STATUS = 130
+_REPLACED = (signal.SIG_DFL, signal.default_int_handler, exit_before_begin)
+"""Handlers of Python's own, and of this command before it began."""
 
 
 class Interrupts:
@@ -46,11 +53,11 @@ class Interrupts:
   def __enter__(self) -> Self:
     if threading.current_thread() is not threading.main_thread():
       return self  # only the main thread may set handlers
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOP_SIGNALS:
       handler = signal.getsignal(number)
       # A handler of the caller's own stays, and so does a signal that is
       # ignored: that is what `nohup` and a shell's background do.
-      if handler in (signal.SIG_DFL, signal.default_int_handler):
+      if handler in _REPLACED:
         self._previous_handlers[number] = handler
     if not self._previous_handlers:
       return self
@@ -92,4 +99,4 @@ class Interrupts:
       # (Not descriptor 2: among hosts only sys.stderr is heard.)
       with contextlib.suppress(OSError, ValueError):
         print(f"oneshot-dp: error: {MESSAGE}", file=sys.stderr, flush=True)
-      os._exit(STATUS)
+      os._exit(STOPPED_STATUS)

@@ -22,6 +22,7 @@ from typing import Any
 
 from oneshot_dp.configs.core_dumps import disable_core_dumps
 from oneshot_dp.configs.errors import InputError, RunError, escaped
+from oneshot_dp.configs.stop_signals import STOP_SIGNALS, STOPPED_STATUS
 from oneshot_dp.pipeline import PROGRAM, Answer
 from oneshot_dp.pipeline.cli import interrupts
 from oneshot_dp.pipeline.cli.interrupts import Interrupts
@@ -70,8 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   if status:
     # Threads of Beam that are busy in C++ would abort an orderly end.
     os._exit(status)
-  # From here on nothing is left to say about Ctrl-C.
-  signal.signal(signal.SIGINT, signal.SIG_DFL)
+  # From here on nothing is left to say about a signal to stop.
+  for number in STOP_SIGNALS:
+    if signal.getsignal(number) != signal.SIG_IGN:
+      signal.signal(number, signal.SIG_DFL)
   return status
 
 
@@ -84,7 +87,7 @@ def _run(argv: list[str]) -> int:
     try:
       _print_answer(*_answer(argv, stop))
     except KeyboardInterrupt as interrupt:
-      return _fail(str(interrupt) or interrupts.MESSAGE, interrupts.STATUS)
+      return _fail(str(interrupt) or interrupts.MESSAGE, STOPPED_STATUS)
     except BrokenPipeError:
       # Whoever read our output has gone, as `| head` does.
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -98,12 +101,12 @@ def _run(argv: list[str]) -> int:
     # traceback.
     except Exception as error:
       if stop.received:  # a library made an error of its own of it
-        return _fail(interrupts.MESSAGE, interrupts.STATUS)
+        return _fail(interrupts.MESSAGE, STOPPED_STATUS)
       if not _is_of_the_machine(error):
         raise
       return _fail(_machine_error_line(error), 1)
     if stop.received:
-      return _fail("interrupted, when all was done already", interrupts.STATUS)
+      return _fail("interrupted, when all was done already", STOPPED_STATUS)
   return 0
 
 

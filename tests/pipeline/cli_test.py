@@ -15,7 +15,13 @@ from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.cli import COMMANDS, main, program
 from oneshot_dp.pipeline.cli.usage import read_flags
 from oneshot_dp.pipeline.commands import extract, train
-from tests.pipeline.command_line import fails, one_line, start, succeeds
+from tests.pipeline.command_line import (
+  ROOT,
+  fails,
+  one_line,
+  start,
+  succeeds,
+)
 
 TRAIN = ["train", "--cache", "c", "--epsilon", "1"]
 TRAIN += ["--delta", "1e-5", "--out", "o"]
@@ -249,6 +255,26 @@ command = types.SimpleNamespace(Flags=train.Flags, run=RUN)
 program.load_command = lambda name: command
 """
 
+# A method that a class statement calls: Python makes a RuntimeError of what
+# happens in it.
+_STOPPED_IN_ITS_IMPORTS = """
+import os, signal, sys
+from oneshot_dp.__main__ import main
+
+class Field:
+  def __set_name__(self, owner, name):
+    os.kill(os.getpid(), signal.{name})
+
+class Finder:
+  def find_spec(self, name, path, target=None):
+    if name == "oneshot_dp.pipeline.cli.program":
+      type("Imported", (), {{"field": Field()}})
+
+signal.signal(signal.{name}, signal.SIG_DFL)
+sys.meta_path.insert(0, Finder())
+main()
+"""
+
 
 class TestProcess:
   """As a person starts it."""
@@ -272,6 +298,21 @@ class TestProcess:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert one_line(err).startswith("interrupted; what was charged")
+
+  @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+  def test_a_signal_while_the_command_is_imported_ends_it_in_one_line(
+    self, name
+  ):
+    code = _STOPPED_IN_ITS_IMPORTS.format(name=name)
+    ended = subprocess.run(
+      [sys.executable, "-c", code, "--version"],
+      env=os.environ | {"PYTHONPATH": str(ROOT)},
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
+    assert (ended.returncode, ended.stdout) == (130, "")
+    assert one_line(ended.stderr) == "interrupted before anything was begun"
 
   @pytest.mark.slow
   def test_a_signal_that_is_ignored_stays_ignored(self, acts, capsys):
