@@ -3,13 +3,16 @@
 What is written is there whole or not at all, of mode 0600, and on the disk
 before it is in view. What is read is a regular file of a bounded size: a FIFO,
 a device, a socket or a folder in its place is refused, and nothing waits on it.
+What a crash would write, all memory, is not written at all.
 """
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
 import pathlib
+import resource
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -21,6 +24,7 @@ MOST_BYTES = 1 << 30
 """A larger file that is read whole is taken for a mistake."""
 _BLOCK_FILES = 512
 """Files are listed so many at a time, at the most."""
+_PR_SET_DUMPABLE = 4  # of linux/prctl.h
 
 
 class TooLargeError(InputError):
@@ -318,3 +322,22 @@ def disk_errors(path: str | os.PathLike) -> Iterator[None]:
       f"{escaped(os.fspath(path))} cannot be written: {e.strerror or e}; fix"
       " the disk or the permissions."
     ) from e
+
+
+def disable_core_dumps() -> None:
+  """Makes a crash of this process leave nothing of its memory behind.
+
+  The commands of `oneshot-dp` do so by themselves; in a notebook or a program,
+  call it before private rows are in memory. It cannot be undone where the
+  system forbids to raise a limit, and other processes of the same user cannot
+  attach a debugger from then on. Processes that this one starts have the limit
+  on files alone.
+  """
+  # The limit is for core files. Where core_pattern is a pipe, Linux ignores a
+  # limit of 0 and gives all memory to a program such as systemd-coredump,
+  # unless the process is marked as one that is not to be dumped.
+  _, hard_limit = resource.getrlimit(resource.RLIMIT_CORE)
+  resource.setrlimit(resource.RLIMIT_CORE, (0, hard_limit))
+  libc = ctypes.CDLL(None)
+  if hasattr(libc, "prctl"):  # other systems than Linux have none
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

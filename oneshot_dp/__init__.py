@@ -35,11 +35,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from oneshot_dp.configs.core_dumps import disable_core_dumps
   from oneshot_dp.extract.backbones.backbone import load_backbone
   from oneshot_dp.extract.backbones.names import backbone_names
   from oneshot_dp.extract.cache.read import open_cache
   from oneshot_dp.extract.cache.write import write_cache
+  from oneshot_dp.extract.files import disable_core_dumps
   from oneshot_dp.extract.job.shard import embed_images
   from oneshot_dp.extract.sources.open_source import open_source
   from oneshot_dp.extract.sources.source import Example
@@ -62,7 +62,7 @@ _HOMES = {
   "NoiseSource": "linear_dp.noise",
   "PrivateHead": "linear_dp.private_head",
   "backbone_names": "extract.backbones.names",
-  "disable_core_dumps": "configs.core_dumps",
+  "disable_core_dumps": "extract.files",
   "embed_images": "extract.job.shard",
   "epsilon_of": "linear_dp.accounting",
   "evaluate_heads": "linear_dp.evaluate",

@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from oneshot_dp.configs.core_dumps import disable_core_dumps
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import ExtractConfig
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import Shard
 from oneshot_dp.extract.cache.shard_file import CacheJob
+from oneshot_dp.extract.files import disable_core_dumps
 from oneshot_dp.extract.job.listing import (
   Section,
   decode_header,

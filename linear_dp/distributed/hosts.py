@@ -19,7 +19,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -59,9 +59,10 @@ class Hosts:
   ):
     self.index = index
     self.count = count
-    # JAX's client of the coordination service, where hosts meet.
+    # JAX's client of the coordination service, where hosts meet, and what ends
+    # this process if one is lost; a host that is alone has neither.
     self._client = client
-    self._exit = lost_host_exit or LostHostExit()
+    self._exit = lost_host_exit
     self._barrier_count = 0
     # Errors that every host has heard of, so that none is announced twice.
     self._announced: list[Exception] = []
@@ -107,6 +108,7 @@ class Hosts:
     """Waits until the other hosts have finished, too."""
     import jax
 
+    assert self._exit is not None
     self._exit.message = "another host was lost, or still at work, at the end."
     with contextlib.suppress(RuntimeError):
       jax.distributed.shutdown()
@@ -250,7 +252,7 @@ class Hosts:
       self._client.wait_at_barrier(f"{folder}all", _BARRIER_MILLISECONDS)
       messages = self._client.key_value_dir_get(folder)
     except Exception as lost:  # JAX's own, of several types
-      self._exit.raise_lost(lost)
+      self._raise_lost(lost)
     if messages:
       # The lowest index first: all hosts end with the same error.
       _, message = min(messages)
@@ -273,8 +275,13 @@ class Hosts:
         added = by_host.view(np.int64).sum(axis=0)
         total[start : start + _NUMBERS_AT_ONCE] = added
     except Exception as lost:
-      self._exit.raise_lost(lost)
+      self._raise_lost(lost)
     return total
+
+  def _raise_lost(self, cause: Exception) -> NoReturn:
+    """Ends the run on this host: another one does not answer any more."""
+    assert self._exit is not None
+    self._exit.raise_lost(cause)
 
 
 ALONE = Hosts()

@@ -46,16 +46,6 @@ OPTIMIZERS: Mapping[OneStepName, optax.GradientTransformation] = {
 it scales all logits alike, and changes no prediction."""
 
 
-def spec(name: OneStepName) -> HeadSpec:
-  """Returns the head that takes its step with the optimizer of this name.
-
-  Args:
-    name: a key of `OPTIMIZERS`.
-  """
-  make = functools.partial(one_step, optimizer=OPTIMIZERS[name])
-  return HeadSpec(make=make, prepare_rows=clipped_rows)
-
-
 def residual_norm(num_classes: int) -> float:
   """Returns ‖r‖ = √((1 − p0)² + (K − 1)·p0²), the same for every class.
 
@@ -120,3 +110,13 @@ def one_step(
   kernel, _ = optimizer.update(gradient, optimizer.init(zeros), zeros)
   bias = np.full(num_classes, INITIAL_BIAS, np.float32)
   return HeadResult(LinearHead(kernel=np.asarray(kernel), bias=bias))
+
+
+SPECS: Mapping[OneStepName, HeadSpec] = {
+  name: HeadSpec(
+    make=functools.partial(one_step, optimizer=optimizer),
+    prepare_rows=clipped_rows,
+  )
+  for name, optimizer in OPTIMIZERS.items()
+}
+"""The heads of one step, by the names of their optimizers."""

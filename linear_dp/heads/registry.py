@@ -14,9 +14,9 @@ from oneshot_dp.linear_dp.heads.contract import HeadSpec
 # Names are in receipts and ledgers, and never change.
 HEADS: Mapping[HeadName, HeadSpec] = {
   "auto": auto.SPEC,
-  "lamb": one_step.spec("lamb"),
-  "adam": one_step.spec("adam"),
-  "momentum": one_step.spec("momentum"),
+  "lamb": one_step.SPECS["lamb"],
+  "adam": one_step.SPECS["adam"],
+  "momentum": one_step.SPECS["momentum"],
   "prototypes": prototypes.SPEC,
   "least_squares": least_squares.SPEC,
 }

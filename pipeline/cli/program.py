@@ -20,9 +20,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from oneshot_dp.configs.core_dumps import disable_core_dumps
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.configs.stop_signals import STOP_SIGNALS, STOPPED_STATUS
+from oneshot_dp.extract.files import disable_core_dumps
 from oneshot_dp.pipeline import PROGRAM, Answer
 from oneshot_dp.pipeline.cli import interrupts
 from oneshot_dp.pipeline.cli.interrupts import Interrupts

@@ -5,6 +5,7 @@ the disk, the cap. What a plan prints about itself follows from public facts.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -24,13 +25,14 @@ from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.rows import Rows
-from oneshot_dp.linear_dp.train import check_plan, cost
+from oneshot_dp.linear_dp.train import TrainedHead, check_plan, cost
 from oneshot_dp.pipeline.heads.head_folder import SavedHead, refuse_exposed
 from oneshot_dp.pipeline.heads.verify import earlier_head
 from oneshot_dp.pipeline.ledger.delivery import RECEIPT_FILE, is_delivered
 from oneshot_dp.pipeline.ledger.entries import ChargeRequest
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.public_start import read_start
+from oneshot_dp.pipeline.report.results import head_name
 from oneshot_dp.pipeline.requests import TrainRequest
 from oneshot_dp.pipeline.runs.cache_roles import (
   CacheRole,
@@ -100,6 +102,13 @@ class Plan:
   def parent_charge_id(self) -> str | None:
     """The charge of the head to continue from, if there is one."""
     return parent_charge_id(self.parent)
+
+  def path_of_head(self, trained: TrainedHead) -> str:
+    """Returns the folder of a head within the run's; "" of a single head."""
+    if self.eval_rows is None:
+      return ""
+    epsilon = math.inf if trained.epsilon is None else trained.epsilon
+    return f"heads/{head_name(trained.name, epsilon, trained.draw)}"
 
   def settings(self) -> dict[str, Any]:
     """Returns what decides the results, all public; JSON."""

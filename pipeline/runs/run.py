@@ -10,16 +10,22 @@ no time, and no number of private rows.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.linear_dp.distributed.hosts import Hosts
+from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline import Answer
-from oneshot_dp.pipeline.heads.head_folder import CARD_FILE, read_head
+from oneshot_dp.pipeline.heads.head_folder import (
+  CARD_FILE,
+  read_head,
+  write_head,
+)
 from oneshot_dp.pipeline.ledger.delivery import (
   WEIGHTS_FILE,
   Delivery,
@@ -34,7 +40,19 @@ from oneshot_dp.pipeline.runs.messages import (
   warnings_of,
 )
 from oneshot_dp.pipeline.runs.plan import Plan, build_plan
-from oneshot_dp.pipeline.runs.training import WrittenHead, train_heads
+from oneshot_dp.pipeline.runs.price import Job
+
+
+class WrittenHead(NamedTuple):
+  """A trained head, and what its receipt says.
+
+  Attributes:
+    trained: the head.
+    receipt: as it was written; None on hosts that write nothing.
+  """
+
+  trained: TrainedHead
+  receipt: dict[str, Any] | None
 
 
 def run_request(request: TrainRequest) -> Answer:
@@ -99,7 +117,7 @@ def _run_on_first_host(plan: Plan, hosts: Hosts, delivery: Delivery) -> Answer:
     _check_kept_heads(delivery.folder)
     delivery.commit()
     return Answer(text=f"{plan.request.out} is finished", facts={})
-  written = train_heads(plan, delivery.charge_ids, delivery.folder)
+  written = _train_heads(plan, delivery.charge_ids, delivery.folder)
   scores = None
   if plan.eval_rows is not None:
     scores = _score(plan.eval_rows, written)
@@ -107,6 +125,59 @@ def _run_on_first_host(plan: Plan, hosts: Hosts, delivery: Delivery) -> Answer:
   # of what fails.
   return hosts.raise_together(
     lambda: _write_and_show(plan, delivery, written, scores)
+  )
+
+
+def _train_heads(
+  plan: Plan, charge_ids: Sequence[str], folder: Path | None
+) -> list[WrittenHead]:
+  """Trains all jobs of a plan, and writes each head as soon as it is made.
+
+  Args:
+    plan: what to train.
+    charge_ids: the charges that pay, those of the jobs first.
+    folder: where the heads go; None writes nothing, as on all hosts but the
+      first.
+
+  Returns:
+    The heads in the order of the jobs, and of one job the smallest ε first.
+  """
+  written = []
+  charges_of_jobs = charge_ids[: len(plan.jobs)]
+  # A head is written before the next is trained, into the hidden folder. The
+  # next run throws away what a killed one left there, unless the ledger has
+  # noted it.
+  for job, charge_id in zip(plan.jobs, charges_of_jobs, strict=True):
+    for trained in _train_job(plan, job):
+      receipt = None
+      if folder is not None:
+        receipt = write_head(
+          folder / plan.path_of_head(trained),
+          trained,
+          plan.train.cache.info,
+          plan.train.cache.part,
+          charge_id,
+          plan.parent_charge_id,
+        )
+      written.append(WrittenHead(trained, receipt))
+  return written
+
+
+def _train_job(plan: Plan, job: Job) -> Iterable[TrainedHead]:
+  rows = plan.rows[job.head]
+  options = plan.options[job.head]
+  if job.draw is None:
+    return [baseline(rows, job.head, options)]
+  return train(
+    rows,
+    head=job.head,
+    epsilons=plan.request.epsilons,
+    delta=plan.request.delta,
+    mu_squared_budget=plan.mu_squared,
+    source=plan.source,
+    options=options,
+    draw=job.draw,
+    parent_head=None if plan.parent is None else plan.parent.trained,
   )
 
 
@@ -146,7 +217,8 @@ def _write_and_show(
   else:
     from oneshot_dp.pipeline.runs.sweep_files import write_sweep_files
 
-    answer = write_sweep_files(plan, delivery.folder, written, scores)
+    heads = [head.trained for head in written]
+    answer = write_sweep_files(plan, delivery.folder, heads, scores)
   delivery.commit()
   return answer
 
@@ -189,7 +261,7 @@ def _run_on_other_host(plan: Plan, hosts: Hosts) -> None:
   if already_done:
     return
   # The first host alone was charged, so here no charge has an id.
-  written = train_heads(plan, [""] * len(plan.jobs), None)
+  written = _train_heads(plan, [""] * len(plan.jobs), None)
   # Exact accuracies need no sum over hosts: the first host counts them alone.
   if plan.eval_rows is not None and plan.eval_rows.budget is not None:
     _score(plan.eval_rows, written)

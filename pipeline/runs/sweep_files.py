@@ -7,6 +7,7 @@ from typing import Any
 
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.linear_dp.evaluate import Accuracy
+from oneshot_dp.linear_dp.train import TrainedHead
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.report import results
 from oneshot_dp.pipeline.report.accuracy_plot import pictures_of
@@ -23,18 +24,17 @@ from oneshot_dp.pipeline.report.results import (
 )
 from oneshot_dp.pipeline.runs.evaluation import EvalRows, Scores
 from oneshot_dp.pipeline.runs.plan import Plan
-from oneshot_dp.pipeline.runs.training import WrittenHead
 
 
 def write_sweep_files(
-  plan: Plan, folder: Path, written: Sequence[WrittenHead], scores: Scores
+  plan: Plan, folder: Path, heads: Sequence[TrainedHead], scores: Scores
 ) -> Answer:
   """Writes all files of a sweep but its heads.
 
   Args:
     plan: what was asked for, and what it cost.
     folder: the folder of the run, which has the heads.
-    written: the heads.
+    heads: the heads.
     scores: their accuracies, in the same order.
 
   Returns:
@@ -42,8 +42,8 @@ def write_sweep_files(
   """
   info = plan.train.cache.info
   rows = []
-  for head, accuracy in zip(written, scores.accuracies, strict=True):
-    rows.append(_row_of(plan, head, accuracy))
+  for trained, accuracy in zip(heads, scores.accuracies, strict=True):
+    rows.append(_row_of(plan, trained, accuracy))
   facts = _facts_of(plan, scores)
   # Intervals are of the test set, and of the noise on its counts if there is
   # any.
@@ -132,8 +132,7 @@ def rehearse_sweep_files(plan: Plan, eval_rows: EvalRows) -> None:
   )
 
 
-def _row_of(plan: Plan, head: WrittenHead, accuracy: Accuracy) -> HeadRow:
-  trained = head.trained
+def _row_of(plan: Plan, trained: TrainedHead, accuracy: Accuracy) -> HeadRow:
   epsilon = math.inf if trained.epsilon is None else trained.epsilon
   # σ of all releases together, which is what heads can be compared by: `auto`
   # has dozens, a single step has one.
@@ -141,7 +140,7 @@ def _row_of(plan: Plan, head: WrittenHead, accuracy: Accuracy) -> HeadRow:
   if trained.mu_squared:
     noise_multiplier = trained.mu_squared**-0.5
   return HeadRow(
-    path=head.path,
+    path=plan.path_of_head(trained),
     head=trained.name,
     epsilon=epsilon,
     delta=plan.request.delta,

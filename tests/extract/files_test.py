@@ -1,6 +1,8 @@
 """Files on the disk of this machine."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -75,3 +77,24 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
   (tmp_path / "file").write_text("x")  # nor is it a folder
   with refused("cannot be written", RunError):
     storage.write_if_absent(storage.store_at(tmp_path / "file"), "a", b"x")
+
+
+_PROGRAM_WITHOUT_CORE_DUMPS = """
+import ctypes, resource
+import oneshot_dp
+
+oneshot_dp.disable_core_dumps()
+print(resource.getrlimit(resource.RLIMIT_CORE)[0])
+print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))  # PR_GET_DUMPABLE
+print(len(open("/proc/self/status").read()) > 0)  # it can still read itself
+"""
+
+
+def test_a_program_that_asks_for_it_leaves_no_memory_to_any_core_pattern():
+  run = subprocess.run(
+    [sys.executable, "-c", _PROGRAM_WITHOUT_CORE_DUMPS],
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert run.stdout.split() == ["0", "0", "True"]

@@ -377,7 +377,7 @@ def write_few_rows(folder):
 
 
 @pytest.mark.parametrize(
-  "step", ["runs.run.train_heads", "ledger.staged_output.DiskOutput.publish"]
+  "step", ["runs.run._train_heads", "ledger.staged_output.DiskOutput.publish"]
 )
 def test_a_dry_run_says_that_what_was_charged_and_stopped_goes_on_for_nothing(
   place, capsys, monkeypatch, train_cache, step
@@ -404,6 +404,6 @@ def test_a_dry_run_says_that_what_was_charged_and_stopped_goes_on_for_nothing(
 def test_a_rehearsal_reads_no_private_row(place, capsys, monkeypatch):
   """It is made of public facts: no head is trained for it."""
   monkeypatch.setattr(
-    "oneshot_dp.pipeline.runs.training.train", lambda *_, **__: 1 / 0
+    "oneshot_dp.pipeline.runs.run.train", lambda *_, **__: 1 / 0
   )
   succeeds(capsys, *place("TRAIN --epsilon 1 --dry-run --out h"))

@@ -107,7 +107,7 @@ class TestStopped:
     succeeds(capsys, *cap.split())
     words = place("TRAIN --head lamb --epsilon 2 --out h")
     with monkeypatch.context() as patch:
-      patch.setattr("oneshot_dp.pipeline.runs.training.write_head", stop)
+      patch.setattr("oneshot_dp.pipeline.runs.run.write_head", stop)
       fails(capsys, *words, status=130)
     return words
 
@@ -162,7 +162,7 @@ class TestStopped:
     def full(*_):
       raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("oneshot_dp.pipeline.runs.training.write_head", full)
+    monkeypatch.setattr("oneshot_dp.pipeline.runs.run.write_head", full)
     words = place("TRAIN --epsilon 8 --head lamb --out h")
 
     assert "No space left" in fails(capsys, *words, status=1)
