@@ -171,9 +171,12 @@ def check_refusal(
   assert errors == lines[-1:]
   if words[0] == "extract":  # which keeps shards for when it is run again
     new = {name for name in new if INFO_FILE in name}
+  # An audit that says that a leak was found, as up to one of a sound head in
+  # twenty does, was paid for: where the ledger was lost, by a new one.
+  if words[0] == "audit" and ended.status == 1:
+    new = {name for name in new if LEDGER.name not in name}
   if words[0] != "demo":  # which keeps its caches
     assert not new
-  # An audit that finds a leak was paid for.
   if file != LEDGER and words[0] != "audit":
     assert Ledger(LEDGER).entries() == entries
 
