@@ -86,7 +86,7 @@ def direction_keys(
 
   *Formal guarantee*: a row scaled by a power of two has the same key. One that
   was scaled otherwise, brought to norm 1 or rounded has it mostly (see
-  `_FINENESS`); of rows that were stored as bfloat16 instead, 0.3 to 23 % have
+  `_FINENESS`); of rows that were stored as bfloat16 instead, 0.3 to 22 % have
   the same key (PRIVACY.md, section 6).
 
   Args:

@@ -35,11 +35,12 @@ from oneshot_dp.pipeline.ledger.ledger import Ledger
 Role = Literal["private", "public", "unlabeled"]
 _ONE_IN = 100
 """At most one in so many rows of a test set may be a copy of a private one."""
-_RECOGNIZED_OF_BFLOAT16 = 0.003
-_RECOGNIZED_OF_FLOAT16 = 0.4
+_RECOGNIZED_OF_BFLOAT16 = 0.0002
+_RECOGNIZED_OF_FLOAT16 = 0.3
 """The smallest measured share of scaled or newly rounded copies that keep the
-key of their direction (PRIVACY.md, section 6). The number of recognized copies
-is divided by it. Exact copies are recognized by another key."""
+key of their direction, where both sides were rounded (PRIVACY.md, section 6).
+The number of recognized copies is divided by it. Exact copies are recognized by
+another key."""
 _DIFFERENCES_SHOWN = 3
 
 
@@ -248,7 +249,7 @@ def recognized_share(one_dtype: str, other_dtype: str) -> float:
   >>> recognized_share("float32", "float32")
   1.0
   >>> recognized_share("float32", "float16")
-  0.4
+  0.3
 
   Args:
     one_dtype: in which the embeddings of one cache are stored.
@@ -258,10 +259,11 @@ def recognized_share(one_dtype: str, other_dtype: str) -> float:
     A share above 0, by which the number of matches that were seen is divided.
   """
   # Keys are of numbers cut into cells: rounding to the eight bits of bfloat16
-  # moves one of the numbers of nearly every row into another cell.
+  # moves one of the numbers of nearly every row into another cell. In equal
+  # precisions, too: of two caches one may hold the rows at norm 1.
   if "bfloat16" in (one_dtype, other_dtype):
     return _RECOGNIZED_OF_BFLOAT16
-  if one_dtype != other_dtype:
+  if "float16" in (one_dtype, other_dtype):
     return _RECOGNIZED_OF_FLOAT16
   return 1.0
 
@@ -297,7 +299,7 @@ class _SharedRows(NamedTuple):
     if min(self.at_most, num_rows) == self.seen:
       return share
     return (
-      f"perhaps {share}, as most that are rounded to another precision are not"
+      f"perhaps {share}, as many that were scaled or rounded anew are not"
       " recognized,"
     )
 

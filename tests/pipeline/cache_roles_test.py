@@ -10,12 +10,16 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import DISTINCT_IMAGE
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache import write
+from oneshot_dp.extract.cache.format import DTYPES
+from oneshot_dp.extract.cache.keys import direction_keys
 from oneshot_dp.pipeline.ledger.entries import count_shared
 from oneshot_dp.pipeline.runs.cache_roles import (
   CacheRole,
   check_roles,
   describe_class_difference,
+  recognized_share,
 )
+from tests.extract.cache.keys_test import rows as rows_of_shape
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_heads import make_charge_request
 from tests.sample_caches import clusters, write_clusters, write_rows
@@ -99,9 +103,56 @@ def test_few_rows_seen_in_bfloat16_stand_for_many_that_are_not(
   assert 0 < 100 * seen <= 200
 
   with pytest.raises(
-    InputError, match="perhaps more than half of the rows, as most that"
+    InputError, match="perhaps more than half of the rows, as many that"
   ):
     check_roles(casts, ledger, allow_duplicates=allow_duplicates)
+
+
+def test_scaled_copies_in_float16_stand_for_more_than_are_seen(
+  tmp_path, ledger
+):
+  """12 copies among 1,000 rows, of which 10 at most are recognized."""
+  rng = np.random.default_rng(0)
+  embedding, others = rng.standard_normal((2, 1000, 64)).astype(np.float32)
+  label = rng.integers(0, 4, 1000)
+  train = write_rows(
+    tmp_path / "train", embedding, label, embedding_dtype="float16"
+  )
+  others[:12] = np.float32(0.3) * embedding[:12]
+  test = write_rows(
+    tmp_path / "test",
+    others,
+    label,
+    dataset="other",
+    split="test",
+    embedding_dtype="float16",
+  )
+  seen = count_shared(public(test).keys, private(train).keys)
+  assert 0 < seen <= 10
+
+  with pytest.raises(InputError, match="perhaps more than one in a hundred"):
+    check_roles([private(train), public(test)], ledger)
+
+
+@pytest.mark.parametrize(
+  ("dtype", "kind"),
+  [
+    ("float16", "outliers"),
+    ("float16", "relu"),
+    ("bfloat16", "outliers"),
+    ("bfloat16", "relu"),
+  ],
+)
+def test_no_fewer_scaled_copies_are_recognized_than_is_assumed(dtype, kind):
+  """The shapes of embeddings of which the fewest are, 64 numbers each."""
+  embedding = rows_of_shape(20_000, d=64, kind=kind)
+  scaled = np.float32(0.3) * embedding
+  scaled_otherwise = np.float32(0.7) * embedding
+
+  one = direction_keys(scaled.astype(DTYPES[dtype]))
+  other = direction_keys(scaled_otherwise.astype(DTYPES[dtype]))
+
+  assert (one == other).mean() >= recognized_share(dtype, dtype)
 
 
 def test_exact_copies_in_bfloat16_are_counted_as_they_are(tmp_path, ledger):
