@@ -1,6 +1,7 @@
 """Trains private heads from arrays in memory, in one call; uses no ledger."""
 
 import numbers
+import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -20,7 +21,12 @@ from oneshot_dp.linear_dp.dataset_from_arrays import dataset_from_arrays
 from oneshot_dp.linear_dp.heads.registry import HEADS
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_head import PrivateHead
-from oneshot_dp.linear_dp.train import check_plan, cost, train
+from oneshot_dp.linear_dp.train import (
+  check_plan,
+  cost,
+  describe_few_rows,
+  train,
+)
 
 _WEAK_PRIVACY_FLAG = "weak_privacy=True"  # in errors
 
@@ -45,7 +51,8 @@ def train_heads(
   """Trains a private head for each epsilon; together they cost the largest.
 
   **The heads are in no ledger**: every call costs anew. Pass `charge` to keep
-  count, or write a cache (`oneshot_dp.write_cache`) for `oneshot-dp train`.
+  count, or write a cache (`oneshot_dp.write_cache`) for `oneshot-dp train`. It
+  warns, by n, K and ε alone, where so few rows are known to make weak heads.
 
   >>> import numpy as np
   >>> import oneshot_dp
@@ -138,6 +145,16 @@ def train_heads(
   # A pass over the rows, so that a bad one is reported before the charge.
   rows.validate()
   data.refuse_equal_rows()
+  # Said before the charge, and of public numbers alone, as by `train`.
+  few_rows = describe_few_rows(
+    data.n / data.num_classes,
+    accounting.noise_multiplier(max(budgets), delta),
+  )
+  if few_rows:
+    warnings.warn(
+      f"{few_rows}: give more rows, fewer classes or a larger epsilon.",
+      stacklevel=2,
+    )
   if charge is not None:
     charge(mu_squared, source)
   # Heads come by increasing ε, and are returned in the order that was asked

@@ -31,6 +31,12 @@ _MIN_MU_SQUARED = 2.0**-36
 and absolutely: even the noise of the smallest share of such a step stays below
 `noise.MAX_SD`."""
 
+# Rows of each class, in standard deviations of the noise, by README's tables of
+# two sets of ten classes: of rows alone no head below the larger number reached
+# 70 %, and below the smaller one no head 26 %.
+LITTLE_BETTER_THAN_CHANCE = 3.0
+_WEAK = 12.0
+
 # What precedes the name of a statistic in the arrays that a head keeps.
 _ESTIMATE = "estimate/"
 _PRECISION = "precision/"
@@ -196,6 +202,33 @@ def _check_continues(
       f"the head to continue has {parent_head.options}, not {given}."
     )
   HeadState.from_arrays(parent_head.state)  # refuses what it cannot read
+
+
+def describe_few_rows(rows_of_class: float, noise_multiplier: float) -> str:
+  """Says that heads will be weak if so few rows are known to make them so.
+
+  >>> describe_few_rows(400, 4.0)
+  ''
+  >>> describe_few_rows(30, 4.0).partition(": ")[2]
+  'heads will be weak'
+
+  Args:
+    rows_of_class: n/K, of public numbers. A warning that followed from the true
+      number of rows of a class, or of units, would give it away.
+    noise_multiplier: σ, the noise in rows.
+
+  Returns:
+    What there is and what to expect; "" where there are rows enough.
+  """
+  if rows_of_class >= _WEAK * noise_multiplier:
+    return ""
+  expected = "will be weak"
+  if rows_of_class < LITTLE_BETTER_THAN_CHANCE * noise_multiplier:
+    expected = "will be little better than chance"
+  return (
+    f"about {rows_of_class:.3g} rows of each class, and noise as large as"
+    f" {noise_multiplier:.3g} rows: heads {expected}"
+  )
 
 
 def train(

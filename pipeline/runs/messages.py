@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from oneshot_dp.configs.extract_config import unit_without_relation
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.accounting import format_rounded_up
+from oneshot_dp.linear_dp.train import (
+  LITTLE_BETTER_THAN_CHANCE,
+  describe_few_rows,
+)
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
 from oneshot_dp.pipeline.runs.plan import Plan
 from oneshot_dp.pipeline.runs.price import DatasetCost, costs_of
-
-# Rows of each class, in standard deviations of the noise, by README's tables of
-# two sets of ten classes: of rows alone no head below the larger number reached
-# 70 %, and below the smaller one no head 26 %.
-_LITTLE_BETTER_THAN_CHANCE = 3.0
-_WEAK = 12.0
 
 
 def warnings_of(plan: Plan) -> list[str]:
@@ -29,13 +27,17 @@ def warnings_of(plan: Plan) -> list[str]:
       " extract with --class-names"
     )
   warnings += _similar_class_names(info.class_names)
-  warnings += _few_rows(
-    rows_of_class=plan.train.cache.n / info.num_classes,
-    noise_multiplier=noise_multiplier_of(plan),
+  few_rows = describe_few_rows(
+    plan.train.cache.n / info.num_classes, noise_multiplier_of(plan)
   )
+  if few_rows:
+    warnings.append(
+      f"warning: {few_rows}; give more rows, fewer classes or a larger epsilon"
+      " (README has a table of accuracies)"
+    )
   if info.has_units:
     num_units = (
-      _LITTLE_BETTER_THAN_CHANCE * noise_multiplier_of(plan) * info.num_classes
+      LITTLE_BETTER_THAN_CHANCE * noise_multiplier_of(plan) * info.num_classes
     )
     unit = unit_without_relation(info.unit)
     warnings.append(
@@ -44,26 +46,6 @@ def warnings_of(plan: Plan) -> list[str]:
       " rows they have, heads will be little better than chance"
     )
   return warnings
-
-
-def _few_rows(*, rows_of_class: float, noise_multiplier: float) -> list[str]:
-  """Warns of heads that too few rows are known to make weak.
-
-  Args:
-    rows_of_class: n / K, of public numbers. A warning that followed from the
-      true number of rows of a class, or of units, would give it away.
-    noise_multiplier: σ, the noise in rows.
-  """
-  if rows_of_class >= _WEAK * noise_multiplier:
-    return []
-  expected = "will be weak"
-  if rows_of_class < _LITTLE_BETTER_THAN_CHANCE * noise_multiplier:
-    expected = "will be little better than chance"
-  return [
-    f"warning: about {rows_of_class:.3g} rows of each class, and noise as"
-    f" large as {noise_multiplier:.3g} rows: heads {expected}; give more rows,"
-    " fewer classes or a larger epsilon (README has a table of accuracies)"
-  ]
 
 
 def noise_multiplier_of(plan: Plan) -> float:

@@ -384,3 +384,39 @@ def test_train_heads_of_equal_rows_alone_charges_nothing(
     )
 
   assert not charged
+
+
+def test_too_few_rows_are_warned_of_before_the_charge():
+  def stop(mu_squared, source):
+    raise RuntimeError("charged")
+
+  with (
+    pytest.warns(UserWarning, match="about 5 rows of each class.*be weak"),
+    pytest.raises(RuntimeError, match="charged"),
+  ):
+    train_heads(
+      ROWS[::20],
+      LABEL[::20],
+      num_classes=K,
+      epsilons=(1.0, 8.0),
+      delta=DELTA,
+      charge=stop,
+    )
+
+
+def test_warning_of_few_rows_follows_from_public_numbers_alone():
+  one_class = np.zeros(40, int)
+  with pytest.warns(UserWarning, match="about 10 rows") as of_balanced:
+    heads_of(ROWS[::10], LABEL[::10])
+  with pytest.warns(UserWarning, match="about 10 rows") as of_one_class:
+    heads_of(ROWS[::10], one_class)
+
+  texts = [str(said.message) for said in (*of_balanced, *of_one_class)]
+  assert len(texts) == 2
+  assert texts[0] == texts[1]
+
+
+def heads_of(rows, label):
+  return train_heads(
+    rows, label, num_classes=K, epsilons=(2.0,), delta=DELTA, head="lamb"
+  )

@@ -9,10 +9,10 @@ import pytest
 
 from oneshot_dp.linear_dp.accounting import epsilon_of, format_rounded_up
 from oneshot_dp.linear_dp.heads.registry import HEADS
+from oneshot_dp.linear_dp.train import describe_few_rows
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.ledger.entries import spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
-from oneshot_dp.pipeline.runs.messages import _few_rows
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.sample_heads import mu2_of
 from tests.sample_caches import DIM, clusters, write_clusters, write_rows
@@ -99,12 +99,10 @@ class TestWarnings:
   ):
     noise_multiplier = float(mu2_of(1.0)) ** -0.5  # 3.73
 
-    warnings = _few_rows(
-      rows_of_class=float(rows_of_class), noise_multiplier=noise_multiplier
-    )
+    said = describe_few_rows(float(rows_of_class), noise_multiplier)
 
-    assert len(warnings) == bool(expected)
-    assert expected in "".join(warnings)
+    assert bool(said) == bool(expected)
+    assert expected in said
 
   def test_of_units_it_says_how_many_are_too_few_and_not_how_many_there_are(
     self, capsys, place
