@@ -222,10 +222,54 @@ def _refuse_damaged(image: bytes, colorspace: str, error: ValueError) -> None:
 def _decode_with_pillow(
   image: bytes, opened: ImageFile.ImageFile, bit_depth: int | None
 ) -> UInt8[np.ndarray, "h w 3"]:
+  transparency = opened.info.get("transparency")
   raw_modes = [str(tile.args) for tile in opened.tile]
-  if not any(raw_mode.endswith(";16B") for raw_mode in raw_modes):
-    return _rgb(opened)
-  return _rgb_of_16_bits(image, opened, bit_depth)
+  if any(raw_mode.endswith(";16B") for raw_mode in raw_modes):
+    pixels = _rgb_of_16_bits(image, opened, bit_depth)
+  else:
+    pixels = _rgb(opened)
+  _refuse_drawn_in_alpha(opened, transparency, pixels)
+  return pixels
+
+
+def _refuse_drawn_in_alpha(
+  opened: ImageFile.ImageFile,
+  transparency: bytes | int | tuple[int, ...] | None,
+  pixels: UInt8[np.ndarray, "h w 3"],
+) -> None:
+  """Refuses a picture whose colors are all the same, and whose alpha is not.
+
+  Icons and signatures are often black everywhere, and drawn by what of it is
+  transparent. That is dropped, so nothing would be left of them.
+
+  Args:
+    opened: the image, decoded.
+    transparency: of its palette, as its file states it.
+    pixels: its colors.
+
+  Raises:
+    DecodeError: the picture is in its transparency alone.
+  """
+  is_with_palette = opened.mode == "P" and transparency is not None
+  if not (is_with_palette or opened.mode in ("LA", "PA", "RGBA")):
+    return
+  color = pixels[0, 0]
+  if not ((pixels[0] == color).all() and (pixels == color).all()):
+    return
+  if is_with_palette:
+    alpha_of = np.full(256, 255, np.uint8)
+    if isinstance(transparency, bytes):
+      alpha_of[: len(transparency)] = np.frombuffer(transparency, np.uint8)
+    else:
+      alpha_of[transparency] = 0
+    alpha = alpha_of[np.asarray(opened)]
+  else:
+    alpha = np.asarray(opened.getchannel("A"))
+  if alpha.min() < alpha.max():
+    raise DecodeError(
+      "all of its colors are the same, and its picture is in its transparency,"
+      " which is not read: paint it on a background"
+    )
 
 
 def _rgb_of_16_bits(

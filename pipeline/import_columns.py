@@ -3,18 +3,17 @@
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EmbeddingDtype, SourceConfig
-from oneshot_dp.extract.sources.location import is_split_column
-from oneshot_dp.pipeline.vector_files import (
-  CLASS_NAMES,
-  VectorFile,
-  read_column,
+from oneshot_dp.extract.sources.splits import (
+  may_say_split,
+  refuse_differing_splits,
 )
+from oneshot_dp.pipeline.vector_files import CLASS_NAMES, VectorFile
 
 MAX_FEATURE_DIM = 1 << 20
 """Width of an embedding: 4 MiB, several times that of any network's layer."""
@@ -84,7 +83,8 @@ def find_columns(
     The names in this file; None for ids and units that it does not have.
 
   Raises:
-    InputError: a column is missing.
+    InputError: a column is missing; or the two that a person named are of
+      different splits, as X_train and y_test are.
   """
   # One prefix for all columns: embeddings of train_ with labels of test_ would
   # have as many rows, perhaps, and mean nothing.
@@ -92,16 +92,18 @@ def find_columns(
   is_plain = any(name in file.shapes for name in embedding_names)
   prefixed = any(f"{split}_{name}" in file.shapes for name in embedding_names)
   prefix = f"{split}_" if prefixed and not is_plain else ""
-  label_names = candidates(request.label, "label")
+  embedding = _required(file, prefix, embedding_names, split)
+  label = _required(file, prefix, candidates(request.label, "label"), split)
+  refuse_differing_splits(file.path, (embedding, label))
   return Columns(
-    embedding=_required(file, prefix, embedding_names, split),
-    label=_required(file, prefix, label_names, split),
+    embedding=embedding,
+    label=label,
     example_id=_first_present(file, prefix, ("example_id",)),
     unit_id=_unit_column(file, prefix, request.unit_name),
   )
 
 
-def stated_splits(file: VectorFile, columns: Columns) -> dict[str, set[str]]:
+def stated_splits(file: VectorFile, columns: Columns) -> dict[str, set[Any]]:
   """Returns what columns that nothing else uses say of the split of rows.
 
   Args:
@@ -109,15 +111,14 @@ def stated_splits(file: VectorFile, columns: Columns) -> dict[str, set[str]]:
     columns: those that are used.
 
   Returns:
-    Column → the texts in it.
+    Column → the values in it.
   """
   shape = file.shapes[columns.label]
-  splits: dict[str, set[str]] = {}
+  splits: dict[str, set[Any]] = {}
   for name in file.shapes:
-    is_one = is_split_column(name) and file.shapes[name] == shape
+    is_one = may_say_split(name) and file.shapes[name] == shape
     if is_one and name not in columns:
-      values = read_column(file, name).tolist()
-      splits[name] = {value for value in values if isinstance(value, str)}
+      splits[name] = set(file.plain_values(name))
   return splits
 
 

@@ -7,7 +7,7 @@ same code: see `extract/sources/`.
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -35,13 +35,18 @@ from oneshot_dp.extract.sources.location import (
   common_folder,
   expand_location,
   list_tables,
-  refuse_several_splits,
-  resolve_split,
-  split_tables,
 )
 from oneshot_dp.extract.sources.owner_names import (
   check_owner_names,
+  check_owners,
   units_of_column,
+)
+from oneshot_dp.extract.sources.splits import (
+  check_splits,
+  resolve_split,
+  split_tables,
+  split_words,
+  warn_of_indices,
 )
 from oneshot_dp.pipeline.import_columns import (
   Columns,
@@ -121,7 +126,8 @@ def import_table(
     dataset_name: public name of the data set (default: the file's).
     split: which split to import. It is found by the names of files and folders,
       and of an npz's arrays; where these tell of none it names the split
-      (default: the only split, or "train").
+      (default: the only split; that of X_test, say, where `embedding` is; or
+      "train").
     embedding: name of the column of embeddings (default: embedding).
     label: name of the column of labels (default: label).
     num_classes: K, where classes have no names.
@@ -210,12 +216,20 @@ def _list_files(request: ImportRequest) -> tuple[str, str, list[VectorFile]]:
     by_split = _splits_of_arrays(request, listed)
   # Where no name tells of a split, the flag says what it is to be called.
   if set(by_split) == {_UNNAMED_SPLIT}:
-    split = request.split or _DEFAULT_SPLIT
+    split = request.split or _split_of_columns(request)
     members = by_split[_UNNAMED_SPLIT]
   else:
     split, members = resolve_split(request.location, request.split, by_split)
   root = common_folder(files)
   return name, split, [open_vector_file(listed[path], root) for path in members]
+
+
+def _split_of_columns(request: ImportRequest) -> str:
+  """The split that the names of columns tell, as X_test; or the default."""
+  for column in (request.embedding, request.label):
+    for split in split_words(column or "").values():
+      return split
+  return _DEFAULT_SPLIT
 
 
 def _splits_of_arrays(
@@ -245,7 +259,7 @@ def _open_tables(
 ) -> list[_Table]:
   """Reads all columns but the embeddings; the rules are those of `extract`."""
   columns_of = [find_columns(file, request, split) for file in files]
-  _refuse_several_splits(request, files, columns_of)
+  _check_splits(request, split, files, columns_of)
   tables: list[_Table] = []
   unit_names: dict[int, str] = {}
   # All files of a split have the same classes in the same order, or a label
@@ -274,23 +288,30 @@ def _open_tables(
         unit_id=_units(request, file, columns, unit_names),
       )
     )
-  check_owner_names(unit_names.values(), request.unit_name or EXAMPLE)
+  unit = request.unit_name or EXAMPLE
+  check_owner_names(unit_names.values(), unit)
+  units = [table.unit_id for table in tables if table.unit_id is not None]
+  if units:
+    labels = np.concatenate([table.label for table in tables])
+    check_owners(unit, np.concatenate(units), labels.astype(np.int32))
   return tables
 
 
-def _refuse_several_splits(
+def _check_splits(
   request: ImportRequest,
+  split: str,
   files: Sequence[VectorFile],
   columns_of: Sequence[Columns],
 ) -> None:
-  """InputError: a column of the files says that rows are of several splits."""
+  """Looks at columns of the files that may say the split of each row."""
   # A file of each split is the mistake, too, where their names do not say it.
-  splits: dict[str, set[str]] = {}
+  splits: dict[str, set[Any]] = {}
   for file, columns in zip(files, columns_of, strict=True):
+    warn_of_indices(file.path, file.shapes)
     for name, values in stated_splits(file, columns).items():
       splits.setdefault(name, set()).update(values)
   for name, values in splits.items():
-    refuse_several_splits(request.location, name, values)
+    check_splits(request.location, split, name, values)
 
 
 def _check_lengths(file: VectorFile, columns: Columns) -> None:

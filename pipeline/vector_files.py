@@ -27,7 +27,7 @@ from oneshot_dp.extract.sources.limits import (
   check_unfolding,
 )
 from oneshot_dp.extract.sources.listed_files import File, opened
-from oneshot_dp.extract.sources.location import (
+from oneshot_dp.extract.sources.splits import (
   is_split_column,
   partition_columns,
 )
@@ -63,6 +63,16 @@ class VectorFile(Protocol):
     Raises:
       InputError: the column is damaged, of Python objects, or has rows without
         a value.
+    """
+    ...
+
+  def plain_values(self, name: str) -> list[Any]:
+    """Returns the strings, integers or truth values of a column; some are None.
+
+    It is empty where the column is of another kind.
+
+    Raises:
+      InputError: the column is damaged, or unfolds to too many bytes.
     """
     ...
 
@@ -171,6 +181,20 @@ class NpzVectors:
         if stream.read(1):  # and the archive's checksum is compared here
           raise ValueError(f"{name} is longer than it says")
 
+  def plain_values(self, name: str) -> list[Any]:
+    with (
+      self._open_content() as content,
+      zipfile.ZipFile(content) as archive,
+      archive.open(f"{name}.npy") as stream,
+    ):
+      header = read_header(stream)
+    if header.dtype.kind not in "USiub":
+      return []
+    values = read_column(self, name)
+    if header.dtype.kind == "S":
+      values = np.char.decode(values, "utf-8", "replace")
+    return values.tolist()
+
   def _check_header(self, name: str, header: Header, stated_bytes: int) -> None:
     if header.dtype.hasobject or header.is_fortran:
       raise InputError(
@@ -259,6 +283,23 @@ class ParquetVectors:
           _check_values(self.path, name, column, first_row)
           first_row += len(column)
           yield _to_numpy(self.path, name, column)
+
+  def plain_values(self, name: str) -> list[Any]:
+    if name in self._partitions:
+      return [self._partitions[name]]
+    from oneshot_dp.extract.sources.parquet_columns import (
+      is_plain,
+      named_values,
+      open_parquet,
+      read_values,
+    )
+
+    with opened(self._file, _PARQUET) as content:
+      field = open_parquet(content, name).schema_arrow.field(name)
+      if not is_plain(field.type):
+        return []
+      values = read_values(content, self.path, name)
+    return named_values(values, self._class_labels.get(name, ()))
 
   def _check_column(self, table: Any, name: str) -> None:
     """Refuses a column that unfolds to far more than the file has."""

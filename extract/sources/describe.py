@@ -37,9 +37,7 @@ from oneshot_dp.extract.sources.labels import MissingFlagError
 from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.location import (
   expand_location,
-  is_split,
   refuse_prepared,
-  split_tables,
 )
 from oneshot_dp.extract.sources.open_source import (
   images_of,
@@ -47,6 +45,7 @@ from oneshot_dp.extract.sources.open_source import (
   open_source,
 )
 from oneshot_dp.extract.sources.source import Source
+from oneshot_dp.extract.sources.splits import is_split, split_tables
 from oneshot_dp.extract.threads import prefetch_map
 
 _MAX_AHEAD = 1024

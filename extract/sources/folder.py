@@ -28,17 +28,14 @@ from oneshot_dp.extract.file_table import FileTable
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_owners import units_of_files
 from oneshot_dp.extract.sources.formats import is_image
-from oneshot_dp.extract.sources.labels import class_names
-from oneshot_dp.extract.sources.listed_files import format_names
-from oneshot_dp.extract.sources.location import is_split
-from oneshot_dp.extract.sources.source import Source
-
-# What programs call that which they make of an image: x_mask.png,
-# x_mask_1.png, x-150x150.jpg, x.thumb.jpg.
-_DERIVED = re.compile(
-  r"[ _.-](mask|seg|segmentation|gt|groundtruth|thumb|thumbnail|\d+x\d+)"
-  r"([ _.-]?\d+)?\.[^./]+\Z"
+from oneshot_dp.extract.sources.labels import (
+  class_names,
+  explain_differing_forms,
 )
+from oneshot_dp.extract.sources.layout import check_layout
+from oneshot_dp.extract.sources.listed_files import format_names
+from oneshot_dp.extract.sources.source import Source
+from oneshot_dp.extract.sources.splits import is_split
 
 
 def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
@@ -71,7 +68,7 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
   rows_of = images.folders()
   _refuse_strays(root, images, rows_of)
   names = _class_names(config, root, folders, list(rows_of))
-  _refuse_other_layouts(config, root, images)
+  check_layout(config, root, folders, images)
   units = None
   if config.units is not None:
     paths = [prefix + path for path in images.paths()]
@@ -117,75 +114,6 @@ def _refuse_strays(
     " move them into the folder of their class, or name the folder above, if"
     " this is one class (images without a class are for predict)."
   )
-
-
-def _refuse_other_layouts(
-  config: SourceConfig, root: str, images: FileTable
-) -> None:
-  """Refuses folders that are no classes, and files made of other images."""
-  inner_of: dict[str, set[str]] = {}
-  is_deep = True
-  original_of: dict[str, str] = {}
-  # One pass for both: over the names of millions of images each takes seconds.
-  for path in images.paths():
-    if path.count("/") == 1:  # the image is directly in its class
-      is_deep = False
-    else:
-      folder, inner, _ = path.split("/", 2)
-      inner_of.setdefault(folder, set()).add(inner)
-    match = _DERIVED.search(path.lower())
-    if match is not None:
-      original_of[path] = path[: match.start()]
-  # Most folders have neither.
-  if inner_of:
-    _refuse_inner_folders(config, root, inner_of, is_deep)
-  if original_of:
-    _refuse_derived(root, images, original_of)
-
-
-def _refuse_inner_folders(
-  config: SourceConfig,
-  root: str,
-  inner_of: Mapping[str, set[str]],
-  is_deep: bool,
-) -> None:
-  """Refuses folders in class folders that say that these are no classes."""
-  # Training and test images would be read as one split.
-  names = sorted(set.union(*inner_of.values()))
-  splits = [name for name in names if is_split(name)]
-  if len(splits) > 1:
-    raise InputError(
-      f"{root!r} has splits in its classes: {format_names(splits)}; put classes"
-      f" into splits, such as {splits[0]}/{min(inner_of)}."
-    )
-  # Folds, cameras or hospitals that have all classes each would be read as the
-  # classes themselves.
-  common = sorted(set.intersection(*inner_of.values()))
-  is_doubtful = is_deep and len(inner_of) > 1 and len(common) > 1
-  if is_doubtful and not config.class_names:
-    raise InputError(
-      f"{root!r}: the folders {format_names(list(inner_of))} all have the"
-      f" folders {format_names(common)}: if these are the classes, give one of"
-      " the former at a time, or merge them; if not, name the classes with"
-      " --class-names."
-    )
-
-
-def _refuse_derived(
-  root: str, images: FileTable, original_of: Mapping[str, str]
-) -> None:
-  """Refuses masks and thumbnails that lie beside their images.
-
-  Each would be a row of its own, and a photograph be in several.
-  """
-  stems = {os.path.splitext(path)[0] for path in images.paths()}
-  found = [path for path, stem in original_of.items() if stem in stems]
-  if found:
-    raise InputError(
-      f"{root!r} has masks or small copies beside their images:"
-      f" {format_names(found)}; move them out of the folder, or rename them if"
-      " they are photographs of their own."
-    )
 
 
 def _name_and_split(
@@ -260,6 +188,6 @@ def _class_names(
   if others:
     raise InputError(
       f"{root!r} has folders that --class-names does not name:"
-      f" {format_names(others)}."
+      f" {format_names(others)}{explain_differing_forms(others, stated)}."
     )
   return tuple(sorted(class_names(stated, config, root)))

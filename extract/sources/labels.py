@@ -112,10 +112,43 @@ def _warn_of_alike(names: Sequence[str]) -> None:
   for group in alike.values():
     if len(group) > 1:
       print(
-        f"WARNING: {format_names(group)} are different classes; rename them if"
-        " one is meant.",
+        f"WARNING: {_format_alike(group)} are different classes; rename them"
+        " if one is meant.",
         file=sys.stderr,
       )
+
+
+def _format_alike(names: Sequence[str]) -> str:
+  """Names for a message; by code points where they look the same."""
+  composed = {unicodedata.normalize("NFC", name) for name in names}
+  if len(composed) == len(names):
+    return format_names(names)
+  codes = ", ".join(map(ascii, names))
+  return f"{format_names(names)} ({codes}, by the machines that wrote them)"
+
+
+def explain_differing_forms(names: Iterable[str], others: Iterable[str]) -> str:
+  """Says which names are those of others in another form of Unicode.
+
+  The é of a folder that comes from a Mac may be an e and an accent, and looks
+  like any other.
+
+  Args:
+    names: that are not among the others.
+    others: what they were looked for in.
+
+  Returns:
+    A clause to put at the end of a message; "" if there are none.
+  """
+  form_of = {unicodedata.normalize("NFC", other): other for other in others}
+  for name in names:
+    other = form_of.get(unicodedata.normalize("NFC", name), name)
+    if other != name:
+      return (
+        f"; {name!a} and {other!a} look the same, and are two forms of Unicode:"
+        " write both in one"
+      )
+  return ""
 
 
 def _differing_names(place: str, names: Sequence[str]) -> InputError:

@@ -7,13 +7,14 @@ so on. Arrays of Python objects are never unpickled.
 """
 
 import zipfile
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import SourceConfig
-from oneshot_dp.extract.npy import HEADER_BYTES, read_array
+from oneshot_dp.extract.npy import HEADER_BYTES, read_array, read_header
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.limits import (
@@ -23,7 +24,11 @@ from oneshot_dp.extract.sources.limits import (
   check_rows,
 )
 from oneshot_dp.extract.sources.listed_files import File, format_names
-from oneshot_dp.extract.sources.location import is_split_column
+from oneshot_dp.extract.sources.splits import (
+  may_say_split,
+  refuse_differing_splits,
+  warn_of_indices,
+)
 from oneshot_dp.extract.threads import ByteCache
 
 _DARKEST_WHITE = 32
@@ -75,7 +80,7 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   labels: list[Any] = []
   class_names: list[Any] = []
   units: list[Any] = []
-  splits: dict[str, list[str]] = {}
+  splits: dict[str, list[Any]] = {}
   other_columns: list[str] = []
   with listed_files.opened(file, _NPZ) as content:
     npz = Npz(content, file.path)
@@ -86,12 +91,12 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     _check_images(file.path, image_key, images)
     rows = len(images)
     if labeled:
+      refuse_differing_splits(file.path, (image_key, prefix + label_key))
       labels = npz.column(prefix + label_key, "iuU", rows)
       # Of an npz with arrays for each split the prefix has said it all.
-      for name in npz.names if not is_split else ():
-        is_used = name in (image_key, label_key, config.units)
-        if is_split_column(name) and not is_used:
-          splits[name] = npz.texts(name)
+      if not is_split:
+        used = (image_key, label_key, config.units)
+        splits = _split_values(npz, file.path, used, rows)
       if "class_names" in npz.names:
         class_names = npz.column("class_names", "U")
       used = (image_key, prefix + label_key, "class_names")
@@ -117,6 +122,18 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     splits=splits,
     other_columns=other_columns,
   )
+
+
+def _split_values(
+  npz: "Npz", path: str, used: Sequence[str | None], rows: int
+) -> dict[str, list[Any]]:
+  """The values of arrays that nothing else uses, and that may say splits."""
+  warn_of_indices(path, npz.names)
+  values: dict[str, list[Any]] = {}
+  for name in npz.names:
+    if may_say_split(name) and name not in used:
+      values[name] = npz.plain_values(name, rows)
+  return values
 
 
 def array_splits(file: File) -> list[str]:
@@ -202,13 +219,26 @@ class Npz:
       )
     return values.tolist()
 
-  def texts(self, name: str) -> list[str]:
-    """The values of a list of strings; none of an array of another kind."""
+  def plain_values(self, name: str, rows: int) -> list[Any]:
+    """The strings, integers or truth values of an array, one for each row.
+
+    There are none of an array of another kind, or of another length.
+
+    Args:
+      name: of the array.
+      rows: how many values there must be.
+
+    Raises:
+      InputError: the array is too large.
+    """
+    # By the header, as other arrays may be large: those of test images, say.
+    with self._zip.open(f"{name}.npy") as member:
+      header = read_header(member)
+    if header.dtype.kind not in "USiub" or header.shape != (rows,):
+      return []
     values = self.array(name, MAX_COLUMN_BYTES)
     if values.dtype.kind == "S":
       values = np.char.decode(values, "utf-8", "replace")
-    if values.dtype.kind != "U" or values.ndim != 1:
-      return []
     return values.tolist()
 
 

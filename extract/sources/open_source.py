@@ -4,6 +4,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,16 +37,19 @@ from oneshot_dp.extract.sources.location import (
   common_folder,
   expand_location,
   list_tables,
-  refuse_several_splits,
-  resolve_split,
-  split_tables,
 )
 from oneshot_dp.extract.sources.owner_names import (
   check_owner_names,
+  check_owners,
   check_unused_owners,
   units_of_column,
 )
 from oneshot_dp.extract.sources.source import Source
+from oneshot_dp.extract.sources.splits import (
+  check_splits,
+  resolve_split,
+  split_tables,
+)
 
 _UNLABELED = "unlabeled"
 _PASSED_OVER_CHARACTERS = 300
@@ -130,6 +134,8 @@ def _open_images(config: SourceConfig, root: str, files: FileTable) -> Source:
   if len(source) < len(files):  # of millions, names are looked at once
     others = [path for path in files.paths() if not is_image(path)]
     _report_passed_over(root, others)
+  if source.unit_ids is not None:
+    check_owners(source.unit, source.unit_ids, source.labels)
   return source
 
 
@@ -186,7 +192,7 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
   all_rows: list[FileRows] = []
   labels: list[np.ndarray] = []
   units: list[np.ndarray] = []
-  splits: dict[str, set[str]] = {}
+  splits: dict[str, set[Any]] = {}
   unused: set[str] = set()
   for file in files:
 
@@ -213,24 +219,27 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
       units.append(np.array(numbers, np.int64))
     all_rows.append(rows)
     for column, values in rows.splits.items():
-      texts = {value for value in values if isinstance(value, str)}
-      splits.setdefault(column, set()).update(texts)
+      splits.setdefault(column, set()).update(values)
     if config.units is None:
       unused.update(rows.other_columns)
   # Over all files: a file of each split is the mistake, too, where their names
   # do not say it.
   place = files[0].path if len(files) == 1 else config.location[0]
-  for column, texts in splits.items():
-    refuse_several_splits(place, column, texts)
+  for column, values in splits.items():
+    check_splits(place, config.split or "all", column, values)
   check_unused_owners(place, unused)
   check_owner_names(unit_names.values(), config.units or EXAMPLE)
+  unit_ids = None
+  if units:
+    unit_ids = np.concatenate(units)
+    check_owners(config.units or EXAMPLE, unit_ids, np.concatenate(labels))
   return Source(
     name=config.name or "",
     split=config.split or "all",
     class_names=names,
     unit=config.units or EXAMPLE,
     labels=np.concatenate(labels),
-    unit_ids=np.concatenate(units) if units else None,
+    unit_ids=unit_ids,
     files=tuple(files),
     columns=tuple(rows.column for rows in all_rows),
     locations=_locations(all_rows),

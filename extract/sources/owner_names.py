@@ -7,6 +7,9 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int32, Int64
+
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.extract.sources.labels import MissingFlagError
 from oneshot_dp.extract.sources.limits import MAX_OWNER_CHARACTERS
@@ -21,6 +24,11 @@ _OWNER_COLUMN = re.compile(
   r"(patient|subject|person|user|participant|volunteer|donor|owner|client"
   r"|customer|speaker|author|writer|identity)([_ -]?(id|uid|name|number))?"
 )
+# Of these an owner would have all rows whose owner nobody knows.
+_UNKNOWN = frozenset(
+  ("unknown", "na", "none", "-1", "-", "?", "missing", "anonymous", "undefined")
+)
+_ROUNDED_NUMBER = re.compile(r"[0-9](\.[0-9]+)?[eE]\+[0-9]+")
 _SEPARATORS = re.compile("[;|&,]")
 _PADDED_NUMBER = re.compile(r"0*([0-9]+)(?:\.0*)?")
 _INT64 = range(-(2**63), 2**63)
@@ -111,7 +119,8 @@ def _unit_number(name: str) -> int:
 def check_owner_names(names: Iterable[str], unit: str) -> None:
   """Warns of owners who are most likely one, spelled in several ways.
 
-  It warns of a single owner, too: together all rows weigh as much as one.
+  It warns of names that stand for somebody unknown, too, and of numbers that
+  are not whole any more.
 
   Args:
     names: of all owners of a data set, each once.
@@ -135,18 +144,77 @@ def check_owner_names(names: Iterable[str], unit: str) -> None:
     first = first_of.setdefault(canonical_spelling(name), name)
     if first != name:
       alike += [first, name]
-  if len(known) == 1:
-    print(
-      f"WARNING: all images are of one {unit}, {format_names(sorted(known))}:"
-      " no head can learn from them; see whether that is whose they are.",
-      file=sys.stderr,
-    )
   if alike:
     print(
       f"WARNING: {format_names(alike)} count as different: if they are one"
       f" {unit}, who would be protected by less, spell the name in one way.",
       file=sys.stderr,
     )
+  unknown = sorted(name for name in known if name.casefold() in _UNKNOWN)
+  if unknown:
+    print(
+      f"WARNING: {format_names(unknown)} counts as one {unit}: an image of"
+      " somebody unknown needs a name of its own.",
+      file=sys.stderr,
+    )
+  rounded = sorted(name for name in known if _ROUNDED_NUMBER.fullmatch(name))
+  if rounded:
+    print(
+      f"WARNING: {format_names(rounded)} are numbers that a spreadsheet has"
+      f" rounded: several {unit}s may have become one.",
+      file=sys.stderr,
+    )
+
+
+def check_owners(
+  unit: str,
+  unit_ids: Int64[np.ndarray, "n *m"],
+  labels: Int32[np.ndarray, " n"],
+) -> None:
+  """Warns of owners who are most likely none, by which rows are whose.
+
+  Args:
+    unit: what owns rows ("patient"), for messages.
+    unit_ids: the owner of each row, or several, padded with `NO_OWNER`.
+    labels: the class of each row.
+
+  Raises:
+    InputError: several rows are of the owner -1, which stands for a missing
+      one.
+  """
+  if unit_ids.ndim != 1:
+    return
+  # As pandas numbers what is missing. It would be one owner of all such rows.
+  if np.count_nonzero(unit_ids == -1) > 1:
+    raise InputError(
+      f"rows of the {unit} -1, which stands for a missing one: a row of nobody,"
+      " or of somebody unknown, needs a number of its own."
+    )
+  num_rows = len(unit_ids)
+  num_owners = len(np.unique(unit_ids))
+  if num_rows < 2:
+    return
+  if num_owners == 1:
+    print(
+      f"WARNING: all rows are of one {unit}: no head can learn from them; see"
+      " whether that is whose they are.",
+      file=sys.stderr,
+    )
+  elif num_owners == num_rows:
+    print(
+      f"note: each row has a {unit} of its own, so they protect no more than"
+      " rows do; see whether that is whose the rows are.",
+      file=sys.stderr,
+    )
+  elif num_owners == len(np.unique(labels)):
+    # As many owners as classes: the same, if each owner has one class only.
+    pairs = np.stack([unit_ids, labels.astype(np.int64)])
+    if len(np.unique(pairs, axis=1).T) == num_owners:
+      print(
+        f"WARNING: each class has one {unit}, as if that were the label: no"
+        " head can learn from them; see whether that is whose the rows are.",
+        file=sys.stderr,
+      )
 
 
 def canonical_spelling(name: str) -> str:

@@ -32,18 +32,17 @@ from oneshot_dp.extract.sources.limits import (
   check_unfolding,
 )
 from oneshot_dp.extract.sources.listed_files import File
-from oneshot_dp.extract.sources.location import (
-  is_split_column,
-  partition_columns,
-)
 from oneshot_dp.extract.sources.parquet_columns import (
   STRINGS,
   column_bytes,
+  is_plain,
+  named_values,
   open_parquet,
   read_values,
   row_groups,
   unfolded_bytes,
 )
+from oneshot_dp.extract.sources.splits import may_say_split, partition_columns
 
 _BINARY = (pa.binary(), pa.large_binary(), pa.binary_view())
 _PARQUET = "Parquet file"
@@ -267,7 +266,9 @@ def parquet_rows(
     splits: dict[str, list[Any]] = {}
     if labeled:
       for name in _split_columns(schema, (label_column, config.units)):
-        splits[name] = read_values(content, file.path, name)
+        values = read_values(content, file.path, name)
+        names = class_labels(schema.metadata).get(name, ())
+        splits[name] = named_values(values, names)
   return FileRows(
     column=image,
     locations=locations,
@@ -282,14 +283,11 @@ def parquet_rows(
 
 
 def _split_columns(schema: pa.Schema, used: Sequence[str | None]) -> list[str]:
-  """The columns of strings that may say the split of each row."""
+  """The columns of plain values that may say the split of each row."""
   names: list[str] = []
   for field in schema:
-    type_ = field.type
-    if pa.types.is_dictionary(type_):
-      type_ = type_.value_type
-    is_text = type_ in STRINGS
-    if is_text and is_split_column(field.name) and field.name not in used:
+    is_candidate = may_say_split(field.name) and field.name not in used
+    if is_candidate and is_plain(field.type):
       names.append(field.name)
   return names
 

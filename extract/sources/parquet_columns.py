@@ -1,5 +1,6 @@
 """Columns of Parquet files, read without unfolding what rows share."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -63,6 +64,28 @@ def python_values(path: str, column: str, array: pa.Array) -> list[Any]:
   for index in array.indices.to_pylist():
     values.append(None if index is None else shared[index])
   return values
+
+
+def is_plain(kind: pa.DataType) -> bool:
+  """Whether values of a type are strings, integers or truth values."""
+  if pa.types.is_dictionary(kind):
+    kind = kind.value_type
+  is_number = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+  return kind in STRINGS or is_number
+
+
+def named_values(values: Sequence[Any], names: Sequence[str]) -> list[Any]:
+  """The values of a column, where a class index is the name of the class.
+
+  Args:
+    values: of the column.
+    names: of its classes; empty where it is no ClassLabel.
+  """
+  named: list[Any] = []
+  for value in values:
+    is_index = isinstance(value, int) and 0 <= value < len(names)
+    named.append(names[value] if is_index else value)
+  return named
 
 
 def open_parquet(content: Any, column: str) -> parquet.ParquetFile:

@@ -25,11 +25,12 @@ from oneshot_dp.extract.sources.limits import (
   check_rows,
 )
 from oneshot_dp.extract.sources.listed_files import File, format_names
-from oneshot_dp.extract.sources.location import is_split, is_split_column
+from oneshot_dp.extract.sources.splits import is_split, may_say_split
 
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_NAME_BYTES = 1 << 20
 _MOST_LENGTH_DIGITS = 20
+_MOST_READ_JSON = 256
 _SPARSE = "GNU.sparse"
 """What all PAX records of a sparse file begin with."""
 _BLOCK = tarfile.BLOCKSIZE
@@ -88,9 +89,9 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
       units = _values(content, samples, config.units, file.path)
     if labeled:
       used = (label_key, config.units)
-      other_columns = _first_columns(content, samples, file.path)
+      other_columns = _some_columns(content, samples, file.path)
       for name in other_columns:
-        if is_split_column(name) and name not in used:
+        if may_say_split(name) and name not in used:
           splits[name] = _values(content, samples, name, file.path)
       splits["names of folders"] = _folder_splits(samples)
   # An image is a range of the tar: workers read it without a look at the
@@ -109,17 +110,19 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
   )
 
 
-def _first_columns(
+def _some_columns(
   content: BinaryIO, samples: Sequence[_Sample], path: str
 ) -> list[str]:
-  """The extensions of the first sample, and the fields of its json, each once.
+  """The extensions of samples, and the fields of their json, each once.
 
-  The first sample decides: of millions, json is not read for nothing.
+  Of millions, json is not read for nothing: samples far apart tell which fields
+  there are, as the first alone may lack one.
   """
   names: dict[str, None] = {}  # each once, in order
-  for sample in samples[:1]:
+  step = max(1, len(samples) // _MOST_READ_JSON)
+  for number, sample in enumerate(samples):
     names.update(dict.fromkeys(sample))
-    if "json" in sample:
+    if "json" in sample and number % step == 0:
       names.update(dict.fromkeys(_fields(content, sample["json"], path)))
   return list(names)
 

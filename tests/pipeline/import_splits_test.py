@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
@@ -9,6 +10,7 @@ from oneshot_dp.pipeline.import_table import import_table
 from tests.pipeline.vector_tables import (
   K,
   N,
+  npz,
   parquet,
   vectors,
   write_parquet_split,
@@ -112,3 +114,85 @@ def test_files_with_classes_in_another_order_are_refused():
 
   with pytest.raises(InputError, match="defines different classes"):
     import_table(folder, Path("c"))
+
+
+@pytest.mark.filterwarnings("ignore:.*not used")
+@pytest.mark.parametrize("column", ["is_test", "train_mask"])
+@pytest.mark.parametrize("kind", ["npz", "parquet"])
+def test_import_of_a_column_that_flags_test_rows_is_refused(kind, column):
+  embedding, label = vectors()
+  flags = np.arange(N) < 100
+  if kind == "npz":
+    file = npz(Path("all.npz"), **{column: flags})
+  else:
+    file = parquet(
+      Path("all.parquet"), list(embedding), label, **{column: flags}
+    )
+
+  with pytest.raises(InputError, match=f"several splits .*'{column}'"):
+    import_table(file, Path("c"), num_classes=K)
+
+
+@pytest.mark.filterwarnings("ignore:.*not used")
+def test_import_passes_over_floats_and_gaps_in_other_columns():
+  """They are named as splits, and are measurements."""
+  embedding, label = vectors()
+  flags = [None, *[True] * (N - 1)]
+  file = parquet(
+    Path("all.parquet"),
+    list(embedding),
+    label,
+    test_loss=np.linspace(0, 1, N),
+    is_test=flags,
+  )
+
+  assert import_table(file, Path("c"), num_classes=K).num_rows == N
+
+
+@pytest.mark.filterwarnings("ignore:.*not used")
+def test_import_of_embeddings_and_labels_of_different_splits_is_refused():
+  """They may have as many rows, and each label is that of another image."""
+  embedding, label = vectors()
+  arrays = {"X_train": embedding, "y_train": label, "y_test": label[::-1]}
+  np.savez("all.npz", **arrays)
+
+  with pytest.raises(InputError, match="'X_train', 'y_test' are of different"):
+    import_table(
+      Path("all.npz"),
+      Path("c"),
+      embedding="X_train",
+      label="y_test",
+      num_classes=K,
+    )
+
+
+def test_import_of_columns_that_tell_their_split_is_of_that_split():
+  embedding, label = vectors()
+  np.savez("all.npz", X_test=embedding, y_test=label)
+
+  cache = import_table(
+    Path("all.npz"),
+    Path("c"),
+    embedding="X_test",
+    label="y_test",
+    num_classes=K,
+  )
+
+  assert cache.info.split == "test"
+
+
+def test_import_of_one_user_for_each_class_is_warned_of(capsys):
+  _, label = vectors()
+  file = npz(Path("all.npz"), user=label + 7)
+
+  import_table(file, Path("c"), num_classes=K, unit_name="user")
+
+  assert "each class has one user, as if that" in capsys.readouterr().err
+
+
+def test_import_of_a_file_too_few_is_warned_of(capsys):
+  write_parquet_split(Path("v"), "train-00000-of-00002.parquet", [0, 1, 2])
+
+  import_table(Path("v"), Path("c"), num_classes=K)
+
+  assert "1 of 2 files are missing" in capsys.readouterr().err

@@ -151,6 +151,44 @@ def test_damaged_bytes_give_pixels_or_a_decode_error(kind):
       assert decode_image(bytes(damaged)).dtype == np.uint8
 
 
+def drawn_in_alpha(mode: str) -> Image.Image:
+  """A black picture whose letters are what of it is not transparent."""
+  letters = np.zeros((24, 40), np.uint8)
+  letters[5:9, 5:30] = 255
+  if mode == "P":
+    image = Image.fromarray(letters // 255, "L")
+    image.putpalette([0, 0, 0] * 2)
+    return image
+  image = Image.new(mode, (40, 24))
+  image.putalpha(Image.fromarray(letters))
+  return image
+
+
+@pytest.mark.parametrize(
+  ("mode", "kind", "options"),
+  [
+    ("RGBA", "PNG", {}),
+    ("RGBA", "WEBP", EXACT),
+    ("LA", "PNG", {}),
+    ("P", "PNG", {"transparency": 0}),
+    ("P", "PNG", {"transparency": bytes([0, 255])}),
+  ],
+)
+def test_a_picture_in_its_transparency_alone_is_refused(mode, kind, options):
+  """Nothing would be left of it: all its colors are the same."""
+  data = encode(drawn_in_alpha(mode), kind, **options)
+
+  with refused("in its transparency, which is not read: paint", DecodeError):
+    decode_image(data)
+
+
+@pytest.mark.parametrize("alpha", [0, 255])
+def test_a_plain_picture_is_read_whatever_its_alpha_is(alpha):
+  image = Image.new("RGBA", (40, 24), (9, 9, 9, alpha))
+
+  assert (decode_image(encode(image, "PNG")) == 9).all()
+
+
 def test_arrays_are_taken_as_pixels():
   for shape in (24, 40), (24, 40, 1), (24, 40, 3):
     pixels = np.resize(gradient(), shape)

@@ -267,4 +267,11 @@ def test_a_single_owner_of_all_images_is_warned_of(pets, capsys):
   """Else a budget would be spent on a head that can learn nothing."""
   unit_ids(WHOLE.replace(",bo", ",anna"), pets)
 
-  assert "all images are of one patient, 'anna'" in capsys.readouterr().err
+  assert "all rows are of one patient: no head can" in capsys.readouterr().err
+
+
+def test_classes_as_owners_are_warned_of(pets, capsys):
+  """An expression without its slash finds the folder of the class."""
+  unit_ids("(?P<patient>[^/]+)/", pets)
+
+  assert "each class has one patient, as if that" in capsys.readouterr().err

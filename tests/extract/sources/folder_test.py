@@ -385,53 +385,6 @@ def test_cache_of_a_bucket_says_where_its_classes_are_known_from(
   assert info.num_classes_source == expected
 
 
-@pytest.mark.parametrize("test", ["cat/test/2.png", "dog/test/2.png"])
-def test_a_folder_with_splits_in_its_classes_is_refused(tmp_path, test):
-  write_files(tmp_path, "cat/train/1.png", test, "dog/3.png")
-
-  with refused("splits in its classes: 'test', 'train'; put .* test/cat"):
-    open_dataset(tmp_path)
-
-
-def test_trains_are_a_kind_of_vehicle(tmp_path):
-  write_files(tmp_path, "vehicle/train/1.png", "vehicle/car/2.png", "dog/3.png")
-
-  assert open_dataset(tmp_path).class_names == ("dog", "vehicle")
-
-
-@pytest.fixture
-def folds(tmp_path) -> pathlib.Path:
-  """Two folds, and both classes in each."""
-  for fold in ("fold_0", "fold_1"):
-    write_files(tmp_path, f"{fold}/cat/1.png", f"{fold}/dog/2.png")
-  return tmp_path
-
-
-def test_folds_that_have_all_classes_are_refused_as_classes(folds):
-  with refused("'fold_0', 'fold_1' all have the folders 'cat', 'dog'"):
-    open_dataset(folds)
-
-
-def test_classes_with_equal_folders_are_read_where_a_flag_names_them(folds):
-  source = open_dataset(folds, class_names=("fold_0", "fold_1"))
-
-  assert labels_of(source) == [0, 0, 1, 1]
-
-
-@pytest.mark.parametrize("name", ["1_mask", "1_mask_2", "1-32x32", "1.Thumb"])
-def test_a_mask_or_small_copy_beside_its_image_is_refused(tmp_path, name):
-  write_files(tmp_path, "cat/1.jpg", f"cat/{name}.png")
-
-  with refused(f"beside their images: 'cat/{name}.png'; move them out"):
-    open_dataset(tmp_path)
-
-
-def test_a_name_of_a_mask_without_its_image_is_an_image(tmp_path):
-  write_files(tmp_path, "cat/1.jpg", "cat/with_mask.png", "cat/2_mask.png")
-
-  assert len(open_dataset(tmp_path)) == 3
-
-
 @pytest.mark.parametrize("folder", ["#recycle", "$RECYCLE.BIN", "@Recycle"])
 def test_the_wastebasket_of_a_disk_is_no_class(tmp_path, folder):
   write_files(tmp_path, "cat/1.png", f"{folder}/2.png", f"cat/{folder}/3.png")
@@ -449,3 +402,24 @@ def test_classes_that_differ_only_in_unicode_form_are_warned_of(
   open_dataset(tmp_path)
 
   assert "are different classes" in capsys.readouterr().err
+
+
+def test_classes_that_look_the_same_are_shown_by_their_code_points(
+  tmp_path, capsys
+):
+  write_files(tmp_path, "caf\u00e9/1.png", "cafe\u0301/2.png")
+
+  open_dataset(tmp_path)
+
+  assert r"('cafe\u0301', 'caf\xe9', by the" in capsys.readouterr().err
+
+
+def test_a_class_in_another_form_of_unicode_than_its_flag_is_explained(
+  tmp_path,
+):
+  write_files(tmp_path, "cafe\u0301/1.png", "dog/2.png")
+
+  with refused(
+    r"'cafe\\u0301' and 'caf\\xe9' look the same, and are two forms"
+  ):
+    open_dataset(tmp_path, class_names=("caf\u00e9", "dog"))

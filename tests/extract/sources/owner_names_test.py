@@ -2,11 +2,13 @@
 
 import tracemalloc
 
+import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.owner_names import (
   check_owner_names,
+  check_owners,
   units_of_column,
 )
 from tests.extract.refusals import refused
@@ -61,3 +63,60 @@ def test_owners_who_are_different_are_not_warned_of(capsys):
   check_owner_names(["anna", "bo"], "patient")
 
   assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["unknown", "Unknown", "-1", "?", "NA"])
+def test_an_owner_that_stands_for_the_unknown_is_warned_of(capsys, name):
+  check_owner_names(["anna", name], "patient")
+
+  message = capsys.readouterr().err
+  assert f"{name!r} counts as one patient: an image of somebody unkn" in message
+
+
+@pytest.mark.parametrize("name", ["1.23457E+12", "5e+10"])
+def test_a_number_that_a_spreadsheet_has_rounded_is_warned_of(capsys, name):
+  check_owner_names(["anna", name], "patient")
+
+  assert f"{name!r} are numbers that a spread" in capsys.readouterr().err
+
+
+def owners_warning(capsys, owners, labels) -> str:
+  """What is printed about rows of these owners and classes."""
+  check_owners("user", np.array(owners, np.int64), np.array(labels, np.int32))
+  return capsys.readouterr().err
+
+
+def test_one_owner_of_all_rows_is_warned_of(capsys):
+  assert "all rows are of one user" in owners_warning(capsys, [7, 7], [0, 1])
+
+
+def test_an_owner_for_each_class_is_warned_of(capsys):
+  warning = owners_warning(capsys, [7, 8, 7, 8], [1, 0, 1, 0])
+
+  assert "each class has one user, as if that were the label" in warning
+
+
+def test_an_owner_for_each_row_is_noted(capsys):
+  warning = owners_warning(capsys, [5, 6, 7], [0, 0, 1])
+
+  assert "note: each row has a user of its own" in warning
+
+
+@pytest.mark.parametrize(
+  ("owners", "labels"),
+  [
+    ([7, 7, 8, 8], [0, 1, 0, 1]),
+    ([7, 7, 8, 8, 9], [0, 0, 1, 1, 1]),
+    ([[7, 8], [7, -1]], [0, 1]),
+    ([7, 8, -1, 8], [0, 0, 1, 1]),
+    ([7], [0]),
+  ],
+)
+def test_usual_owners_are_not_warned_of(capsys, owners, labels):
+  assert not owners_warning(capsys, owners, labels)
+
+
+def test_rows_of_the_owner_minus_one_are_refused(capsys):
+  """pandas numbers all that is missing so."""
+  with refused("rows of the user -1, which stands for a missing one"):
+    owners_warning(capsys, [7, -1, -1, 8], [0, 0, 1, 1])

@@ -1,9 +1,12 @@
 """Which files of a location are one source, and which split they are of."""
 
+import json
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
+from pyarrow import parquet
 
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
@@ -72,6 +75,12 @@ SPLITS = [
   ("1.tar 0.tar .2.tar", None, [1, 0]),
   ("x.parquet/part-0.snappy.parquet", "all", [0]),  # as Spark has it
   ("x_train.tar b.tar", "train", [0]),
+  ("TrainSet.tar TestSet.tar", "Test", [1]),
+  ("traindata1.tar traindata2.tar testdata.tar", "train", [0, 1]),
+  ("train.tar dev.tar", "dev", [1]),
+  ("dev/a_train.tar dev/b_eval.tar", "train", [0]),
+  ("contest.tar strain.tar", None, [0, 1]),
+  ("dev/1.tar dev/0.tar", "all", [1, 0]),  # a place of work
 ]
 NO_SPLITS = [
   ("x_train.parquet x_test.parquet", None, "give --split, one of 'test', 'tr"),
@@ -81,6 +90,7 @@ NO_SPLITS = [
     "'b.tar' tells no split, .* give --split, one of 'train'",
   ),
   ("0.tar", "train", "--split 'train' is none of 'all'"),
+  ("a_train.tar a_eval.tar", None, "give --split, one of 'eval', 'train'"),
   ("a/train.tar b/train.tar", "train", r"one of 'a/\*.tar', 'b/\*.tar'"),
   ("a.tar.gz b.tar", "all", "'a.tar.gz': give .*not compressed"),
   ("a.txt", "all", r"'a.txt': give a folder of a folder"),
@@ -178,3 +188,212 @@ def test_files_of_no_split_beside_others_are_named(tmp_path):
   assert images_of(open_dataset(tmp_path, num_classes=1, split="train")) == [
     IMAGES[0]
   ]
+
+
+FLAGS = [
+  ("is_test", [False, True, False]),
+  ("is_training_image", [1, 0, 1]),
+  ("in_train", ["true", "false", "True"]),
+  ("test_mask", [True, False, False]),
+  ("data_split", ["train", "test", "train"]),
+  ("phase", ["Train", "val", "val"]),
+]
+
+
+@pytest.mark.parametrize(("column", "values"), FLAGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_that_flags_test_rows_is_refused(
+  tmp_path, kind, column, values
+):
+  path = tmp_path / f"pets.{kind}"
+  write_table(path, IMAGES[:3], label=[0, 1, 0], **{column: values})
+
+  with refused(f"several splits in its column '{column}'"):
+    open_dataset(path, class_names=CLASSES)
+
+
+NO_FLAGS = [
+  ("is_test", [True, True, True]),
+  ("covid_test", [1, 0, 1]),
+  ("is_blurred", [True, False, True]),
+  ("phase", ["train", "bus", "bus"]),
+  ("dataset", ["coco", "voc", "voc"]),
+  ("test_score", [3, 4, 5]),
+]
+
+
+@pytest.mark.parametrize(("column", "values"), NO_FLAGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_of_something_else_is_passed_over(
+  tmp_path, capsys, kind, column, values
+):
+  path = tmp_path / f"pets.{kind}"
+  write_table(path, IMAGES[:3], label=[0, 1, 0], **{column: values})
+
+  assert len(open_dataset(path, class_names=CLASSES)) == 3
+
+  assert column not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("column", ["split", "fold", "valid"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_that_may_be_splits_are_warned_of(
+  tmp_path, capsys, kind, column
+):
+  path = tmp_path / f"pets.{kind}"
+  columns: dict[str, Any] = {column: [0, 1, 1]}
+  write_table(path, IMAGES[:3], label=[0, 1, 0], **columns)
+
+  open_dataset(path, class_names=CLASSES)
+
+  warning = f"the column '{column}' has several values, and is not used"
+  assert warning in capsys.readouterr().err
+
+
+def test_a_class_label_of_splits_is_read_by_its_names(tmp_path):
+  path = tmp_path / "pets.parquet"
+  write_table(path, IMAGES[:3], label=[0, 1, 0], split=[0, 1, 0])
+  classes = {"split": {"names": ["train", "test"], "_type": "ClassLabel"}}
+  noted = json.dumps({"info": {"features": classes}})
+  table = parquet.read_table(path)
+  parquet.write_table(
+    table.replace_schema_metadata({"huggingface": noted}), path
+  )
+
+  with refused("several splits in its column 'split' .'test', 'train'"):
+    open_dataset(path, class_names=CLASSES, label="label")
+
+
+def test_a_split_that_only_later_samples_state_is_found(tmp_path):
+  """The json of the first sample lacks the field."""
+  members: dict[str, bytes | None] = {"0.png": b"", "0.json": b'{"label": 0}'}
+  for number, split in enumerate(("train", "test"), 1):
+    text = f'{{"label": 0, "split": "{split}", "patient": "a"}}'
+    members |= {f"{number}.png": b"", f"{number}.json": text.encode()}
+  write_tar(tmp_path / "pets.tar", members)
+
+  with refused("several splits in its column 'split'"):
+    open_dataset(tmp_path / "pets.tar", class_names=CLASSES)
+
+
+def test_rows_of_another_split_than_their_file_are_warned_of(tmp_path, capsys):
+  path = tmp_path / "train.parquet"
+  write_table(path, IMAGES[:2], label=[0, 1], split=["test", "test"])
+
+  open_dataset(path, class_names=CLASSES)
+
+  message = capsys.readouterr().err
+  assert "all rows are of the split 'test', and they are read as 't" in message
+
+
+@pytest.mark.parametrize(
+  ("names", "missing"),
+  [
+    ("train-00000-of-00003.tar train-00002-of-00003.tar", "1 of 3"),
+    ("x-000000.tar x-000001.tar x-000003.tar", "1 of 4"),
+  ],
+)
+def test_files_that_are_missing_by_their_numbers_are_warned_of(
+  tmp_path, capsys, names, missing
+):
+  write_named_files(tmp_path, names)
+
+  open_dataset(tmp_path, class_names=CLASSES)
+
+  assert f"{missing} files are missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "names",
+  [
+    "train-0-of-2-ab.tar train-1-of-2-cd.tar",
+    "cat-train-0-of-1.tar dog-train-0-of-2.tar dog-train-1-of-2.tar",
+    "2019.tar 2021.tar",
+    "000.tar 777.tar",
+  ],
+)
+def test_files_that_are_whole_are_not_warned_of(tmp_path, capsys, names):
+  write_named_files(tmp_path, names)
+
+  open_dataset(tmp_path, class_names=CLASSES)
+
+  assert "missing" not in capsys.readouterr().err
+
+
+def test_one_file_of_several_is_read_where_it_is_named(tmp_path, capsys):
+  write_named_files(tmp_path, "train-00000-of-00002.tar")
+
+  open_dataset(tmp_path / "train-00000-of-00002.tar", class_names=CLASSES)
+
+  assert "missing" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "names",
+  [
+    "train-0-of-1.tar train-0-of-2.tar train-1-of-2.tar",
+    "train-0-of-1-old.tar train-0-of-1-new.tar",
+  ],
+)
+def test_files_of_two_writings_are_refused(tmp_path, names):
+  write_named_files(tmp_path, names)
+
+  with refused("files 'train' of several writings, .* the older ones"):
+    open_dataset(tmp_path, class_names=CLASSES)
+
+
+def write_npz(path: pathlib.Path, **others: Any) -> pathlib.Path:
+  images = np.full((4, 2, 2, 3), 99, np.uint8)
+  np.savez(path, image=images, label=np.array([0, 1, 0, 1]), **others)
+  return path
+
+
+@pytest.mark.parametrize(
+  ("name", "values"),
+  [
+    ("is_test", np.array([True, False, False, True])),
+    ("test_mask", np.array([1, 0, 0, 1])),
+    ("split", np.array([b"train", b"train", b"test", b"test"])),
+  ],
+)
+def test_an_array_that_flags_test_rows_is_refused(tmp_path, name, values):
+  path = write_npz(tmp_path / "pets.npz", **{name: values})
+
+  with refused(f"several splits in its column '{name}'"):
+    open_dataset(path, class_names=CLASSES)
+
+
+def test_arrays_that_choose_rows_are_warned_of(tmp_path, capsys):
+  rows = {"train_idx": np.arange(3), "test_idx": np.arange(3, 4)}
+  path = write_npz(tmp_path / "pets.npz", **rows)
+
+  open_dataset(path, class_names=CLASSES)
+
+  message = capsys.readouterr().err
+  assert "'train_idx', 'test_idx' not used: all rows are read" in message
+
+
+def test_an_array_of_another_length_says_nothing_of_rows(tmp_path, capsys):
+  path = write_npz(tmp_path / "pets.npz", fold=np.arange(9))
+
+  open_dataset(path, class_names=CLASSES)
+
+  assert "fold" not in capsys.readouterr().err
+
+
+def test_large_arrays_of_another_split_are_not_read(tmp_path):
+  """They are known by their headers: these bytes are no numbers."""
+  others = {"test_pixels": np.array([{}, {}, {}, {}], object)}
+  path = write_npz(tmp_path / "pets.npz", **others)
+
+  assert len(open_dataset(path, class_names=CLASSES)) == 4
+
+
+def test_images_and_labels_of_different_splits_are_refused(tmp_path):
+  arrays = {"x_train": np.full((4, 2, 2, 3), 99, np.uint8), "y_test": [0] * 4}
+  np.savez(tmp_path / "pets.npz", **arrays)
+
+  with refused("'x_train', 'y_test' are of different splits"):
+    open_dataset(
+      tmp_path / "pets.npz", image="x_train", label="y_test", num_classes=2
+    )

@@ -1,0 +1,263 @@
+"""Looks at the names in a folder of images: are they classes, and images?
+
+Whoever unpacks an archive, or has a program make small copies, gets folders
+that are no classes and files that are no photographs of their own. All of it
+would be read without an error: test images as a class, a photograph as several
+rows. What is almost surely a mistake is refused, the rest is warned of.
+"""
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.extract.file_table import FileTable
+from oneshot_dp.extract.sources.listed_files import format_names
+from oneshot_dp.extract.sources.splits import is_split, split_words
+
+# Programs name what they make of an image after it: x_mask.png, x_mask_1.png,
+# x-150x150.jpg, x.thumb.jpg, or put it into a folder of its own: thumbs/x.jpg.
+_DERIVED = re.compile(
+  r"[ _.-](mask|seg|segmentation|gt|groundtruth|thumb|thumbnail|\d+x\d+)"
+  r"([ _.-]?\d+)?\.[^./]+\Z"
+)
+_DERIVED_FOLDER = re.compile(
+  r"(?:(?<=/)|\A)(masks?|segmentations?|gt|ground_?truth|thumb(nail)?s?)/"
+)
+_IMAGE_FOLDERS = ("", "image/", "images/", "img/", "photos/", "originals/")
+# Copies of the image itself are x (1).jpg, x - copy.jpg, x_flip.jpg,
+# x_aug_2.jpg and, by a program that makes several of each,
+# x_jpg.rf.0a1b2c3d.jpg.
+_COPY = re.compile(
+  r"([ _.-](-[ ])?(copy|edited|resized|rotated|rot|mirrored|mirror"
+  r"|[hv]?flip(ped)?|aug|augmented)([ _.-]?\d+)?|[ ]?\(\d{1,3}\)"
+  r"|\.rf\.[0-9a-f]+)\.[^./]+\Z"
+)
+# A part of each name that the expressions above find. To look for these in some
+# thousand names at once takes a hundredth of what the expressions take.
+_HINT_WORDS = (
+  *("mask", "seg", "gt.", "gt/", "gt_", "ground", "thumb", "copy", "edited"),
+  *("resized", "rot", "mirror", "flip", "aug", "(", ".rf."),
+)
+_HINT_OF_SIZE = re.compile(r"x\d")
+_NAMES_AT_ONCE = 4096
+_IMAGE_FOLDERS = ("", "image/", "images/", "img/", "photos/", "originals/")
+
+
+class _Names(NamedTuple):
+  """What the names of images say.
+
+  Attributes:
+    inner_of: for each class, the folders directly in it.
+    is_deep: whether no image lies directly in its class.
+    derived: images that are named after what a program makes of an image, and
+      the names without suffix that this image may have.
+    copies: images that are named as copies of an image, and its name without
+      suffix.
+    same_stem: images that have the name of the one before, but for the suffix.
+  """
+
+  inner_of: dict[str, set[str]]
+  is_deep: bool
+  derived: dict[str, Sequence[str]]
+  copies: dict[str, str]
+  same_stem: list[tuple[str, str]]
+
+
+def check_layout(
+  config: SourceConfig,
+  root: str,
+  folders: Sequence[str],
+  images: FileTable,
+) -> None:
+  """Checks that folders are classes, and that images are their own.
+
+  It warns of images that are named as copies of others, where no unit says
+  which of them belong together.
+
+  Args:
+    config: has the flags; classes that a flag names are classes.
+    root: the folder, for messages.
+    folders: the names of the class folders.
+    images: all images in them.
+
+  Raises:
+    InputError: the folders are splits, or hold splits or other classes; or
+      there are masks or small copies beside their images.
+  """
+  if not config.class_names:
+    _refuse_named_splits(root, folders)
+  names = _read_names(images)
+  if names.inner_of:
+    _refuse_inner_folders(config, root, names.inner_of, names.is_deep)
+  if not (names.derived or names.copies or names.same_stem):
+    return  # as in most folders
+  stems: set[str] = set()
+  if names.derived or names.copies:
+    stems = {os.path.splitext(path)[0] for path in images.paths()}
+  _refuse_derived(root, names.derived, stems)
+  if config.units is None:
+    _warn_of_copies(root, names, stems)
+
+
+def _read_names(images: FileTable) -> _Names:
+  """Reads all names once: over those of millions of images each pass counts."""
+  inner_of: dict[str, set[str]] = {}
+  is_deep = True
+  derived: dict[str, Sequence[str]] = {}
+  copies: dict[str, str] = {}
+  same_stem: list[tuple[str, str]] = []
+  previous = ""
+  previous_stem = ""
+  paths = images.paths()
+  batch = list(itertools.islice(paths, _NAMES_AT_ONCE))
+  while batch:
+    is_hinted = _has_hint("\n".join(batch).lower())
+    for path in batch:
+      if path.count("/") == 1:  # the image is directly in its class
+        is_deep = False
+      else:
+        folder, inner, _ = path.split("/", 2)
+        inner_of.setdefault(folder, set()).add(inner)
+      stem = path.rpartition(".")[0]
+      if stem == previous_stem:
+        same_stem.append((previous, path))
+      previous = path
+      previous_stem = stem
+      if is_hinted:
+        _add_originals(path, stem, derived, copies)
+    batch = list(itertools.islice(paths, _NAMES_AT_ONCE))
+  return _Names(inner_of, is_deep, derived, copies, same_stem)
+
+
+def _has_hint(text: str) -> bool:
+  """Whether some name in a text may be that of a derived image or a copy."""
+  is_word_there = any(word in text for word in _HINT_WORDS)
+  return is_word_there or _HINT_OF_SIZE.search(text) is not None
+
+
+def _add_originals(
+  path: str,
+  stem: str,
+  derived: dict[str, Sequence[str]],
+  copies: dict[str, str],
+) -> None:
+  """Adds an image whose name says that it was made of another."""
+  name = path.lower()
+  match = _DERIVED.search(name)
+  if match is not None:
+    derived[path] = [path[: match.start()]]
+    return
+  match = _DERIVED_FOLDER.search(name)
+  if match is not None:
+    before = path[: match.start()]
+    after = stem[match.end() :]
+    derived[path] = [f"{before}{folder}{after}" for folder in _IMAGE_FOLDERS]
+    return
+  match = _COPY.search(name)
+  if match is not None:
+    copies[path] = path[: match.start()]
+
+
+def _refuse_named_splits(root: str, folders: Sequence[str]) -> None:
+  """Refuses folders of one name but for the split: seg_train, seg_test."""
+  # (A class of bullet_train beside test_tube is none of it.)
+  splits_of: dict[str, dict[str, str]] = {}
+  for folder in folders:
+    splits = split_words(folder)
+    if len(splits) == 1:
+      ((word, split),) = splits.items()
+      rest = folder.replace(word, "", 1).lower()
+      splits_of.setdefault(rest, {})[split] = folder
+  for named in splits_of.values():
+    if len(named) > 1:
+      names = sorted(named.values())
+      raise InputError(
+        f"{root!r} has folders that are called after splits, not classes:"
+        f" {format_names(names)}; give one of them at a time, or name the"
+        " classes with --class-names if they are."
+      )
+
+
+def _refuse_inner_folders(
+  config: SourceConfig,
+  root: str,
+  inner_of: Mapping[str, set[str]],
+  is_deep: bool,
+) -> None:
+  """Refuses folders in class folders that say that these are no classes."""
+  # Training and test images would be read as one split.
+  names = sorted(set.union(*inner_of.values()))
+  splits = [name for name in names if is_split(name)]
+  only = next(iter(inner_of)) if is_deep and len(inner_of) == 1 else None
+  if len(splits) > 1:
+    advice = f"put classes into splits, such as {splits[0]}/{min(inner_of)}"
+    if only is not None:
+      advice = f"give {os.path.join(root, only)!r}"
+    raise InputError(
+      f"{root!r} has splits in its classes: {format_names(splits)}; {advice}."
+    )
+  if config.class_names:
+    return
+  # An archive that was unpacked into a folder of its own name has its classes
+  # one folder further down.
+  if only is not None:
+    raise InputError(
+      f"{root!r} has one class, {only!r}, whose images are in the folders"
+      f" {format_names(names)}: if these are the classes, give"
+      f" {os.path.join(root, only)!r}; if not, name the class with"
+      " --class-names."
+    )
+  # Folds, cameras or hospitals that have all classes each would be read as the
+  # classes themselves.
+  common = sorted(set.intersection(*inner_of.values()))
+  if is_deep and len(inner_of) > 1 and len(common) > 1:
+    raise InputError(
+      f"{root!r}: the folders {format_names(list(inner_of))} all have the"
+      f" folders {format_names(common)}: if these are the classes, give one of"
+      " the former at a time, or merge them; if not, name the classes with"
+      " --class-names."
+    )
+
+
+def _refuse_derived(
+  root: str, derived: Mapping[str, Sequence[str]], stems: set[str]
+) -> None:
+  """Refuses masks and thumbnails whose images are there, too.
+
+  Each would be a row of its own, and a photograph be in several.
+  """
+  found = [path for path, originals in derived.items() if stems & {*originals}]
+  if found:
+    raise InputError(
+      f"{root!r} has masks or small copies beside their images:"
+      f" {format_names(found)}; move them out of the folder, or rename them if"
+      " they are photographs of their own."
+    )
+
+
+def _warn_of_copies(root: str, names: _Names, stems: set[str]) -> None:
+  """Warns of images that are one photograph, as their names say."""
+  # Files of equal bytes are counted once all have been read. These differ in
+  # their bytes, and nothing but their names tells of it.
+  pairs = list(names.same_stem)
+  first_of: dict[str, str] = {}
+  for path, original in names.copies.items():
+    first = first_of.setdefault(original, path)
+    if original in stems:
+      pairs.append((original, path))
+    elif first != path:
+      pairs.append((first, path))
+  if pairs:
+    shown = ", ".join(f"{a!r} and {b!r}" for a, b in pairs[:3])
+    print(
+      f"WARNING: {escaped(root)}: images that are named as copies of others:"
+      f" {len(pairs):,}, such as {shown}; if they are, epsilon says too little"
+      " about a photograph that is there several times: leave one of each, or"
+      " protect them together with --units.",
+      file=sys.stderr,
+    )
