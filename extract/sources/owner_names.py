@@ -152,11 +152,7 @@ def check_owner_names(names: Iterable[str], unit: str) -> None:
     )
   unknown = sorted(name for name in known if name.casefold() in _UNKNOWN)
   if unknown:
-    print(
-      f"WARNING: {format_names(unknown)} counts as one {unit}: an image of"
-      " somebody unknown needs a name of its own.",
-      file=sys.stderr,
-    )
+    _warn_of_unknown(unknown, unit)
   rounded = sorted(name for name in known if _ROUNDED_NUMBER.fullmatch(name))
   if rounded:
     print(
@@ -164,6 +160,15 @@ def check_owner_names(names: Iterable[str], unit: str) -> None:
       f" rounded: several {unit}s may have become one.",
       file=sys.stderr,
     )
+
+
+def _warn_of_unknown(names: Sequence[str | int], unit: str) -> None:
+  shown = ", ".join(map(repr, names))
+  print(
+    f"WARNING: {shown} counts as one {unit}: an image of somebody unknown needs"
+    " a name of its own.",
+    file=sys.stderr,
+  )
 
 
 def check_owners(
@@ -177,19 +182,12 @@ def check_owners(
     unit: what owns rows ("patient"), for messages.
     unit_ids: the owner of each row, or several, padded with `NO_OWNER`.
     labels: the class of each row.
-
-  Raises:
-    InputError: several rows are of the owner -1, which stands for a missing
-      one.
   """
   if unit_ids.ndim != 1:
     return
-  # As pandas numbers what is missing. It would be one owner of all such rows.
+  # As pandas numbers what is missing: an owner of all such rows.
   if np.count_nonzero(unit_ids == -1) > 1:
-    raise InputError(
-      f"rows of the {unit} -1, which stands for a missing one: a row of nobody,"
-      " or of somebody unknown, needs a number of its own."
-    )
+    _warn_of_unknown([-1], unit)
   num_rows = len(unit_ids)
   num_owners = len(np.unique(unit_ids))
   if num_rows < 2:
