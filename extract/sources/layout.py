@@ -45,7 +45,6 @@ _HINT_WORDS = (
 )
 _HINT_OF_SIZE = re.compile(r"x\d")
 _NAMES_AT_ONCE = 4096
-_IMAGE_FOLDERS = ("", "image/", "images/", "img/", "photos/", "originals/")
 
 
 class _Names(NamedTuple):
@@ -250,7 +249,8 @@ def _warn_of_copies(root: str, names: _Names, stems: set[str]) -> None:
     first = first_of.setdefault(original, path)
     if original in stems:
       pairs.append((original, path))
-    elif first != path:
+    elif first != path and not path[len(original) :].startswith((" (", "(")):
+      # (Windows renames many files at once to cat (1), cat (2) and so on.)
       pairs.append((first, path))
   if pairs:
     shown = ", ".join(f"{a!r} and {b!r}" for a, b in pairs[:3])

@@ -173,6 +173,16 @@ def test_images_without_an_original_are_not_warned_of(tmp_path, capsys, name):
   assert "copies" not in capsys.readouterr().err
 
 
+def test_images_that_were_numbered_all_at_once_are_not_warned_of(
+  tmp_path, capsys
+):
+  write_files(tmp_path, "cat/cat (1).jpg", "cat/cat (2).jpg", "dog/dog(1).jpg")
+
+  open_dataset(tmp_path)
+
+  assert "copies" not in capsys.readouterr().err
+
+
 def test_copies_that_a_unit_has_together_are_not_warned_of(tmp_path, capsys):
   write_files(tmp_path, "cat/1.jpg", "cat/1.webp", "dog/2.jpg")
 
