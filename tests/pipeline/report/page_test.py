@@ -56,6 +56,16 @@ def test_a_bound_of_guesses_is_rounded_up_and_below_1(epsilon, shown):
   assert _upper_bound(1 / (1 + math.exp(-epsilon))) == f"{shown}\xa0%"
 
 
+def test_page_adds_delta_to_the_bound(page):
+  # δ is not the probability that the odds change by more than e^ε: for the
+  # Gaussian mechanism that is larger, 16 δ at ε = 1 and δ = 1e-5.
+  promise = section_of(page, "promise")
+
+  assert "at most e ε times as likely" in promise
+  assert "plus δ = 1e-05" in promise
+  assert "probability" not in promise
+
+
 @pytest.mark.slow
 def test_report_writes_the_page_and_prints_its_path(page, run, capsys):
   out, _ = succeeds(capsys, "report", run)
