@@ -167,6 +167,7 @@ def _attack_real_rows(request: AuditRequest, path: Path) -> Answer:
 
   from oneshot_dp.pipeline.audit import attack, runs
   from oneshot_dp.pipeline.runs.cache_roles import data_of
+  from oneshot_dp.pipeline.runs.costs import costs_of, describe_cost
 
   plan = _plan_of(request, path)
   cache = plan.train.cache
@@ -185,18 +186,14 @@ def _attack_real_rows(request: AuditRequest, path: Path) -> Answer:
   )
   charge_request = dataclasses.replace(request_of_rows, charges=(charge,))
   ledger = plan.ledger
-  lines = [
-    *plan.notes,
-    f"{charge.description}: {charge_request.dataset!r} is charged, in"
-    f" {ledger.path}",
-  ]
+  notes = plan.notes
   out = plan.request.out
   # The rows of `auto` stay in memory; here they are read again with canaries.
   del plan
   rows, coins = attack.sample_canaries(canaries, request.head)
   rows.validate()
-  for line in lines:
-    print(line, file=sys.stderr)
+  for note in notes:
+    print(note, file=sys.stderr)
 
   # An audit that was killed before its answer was noted is found by this, and
   # is not charged again. Coins and noise are drawn anew.
@@ -206,6 +203,14 @@ def _attack_real_rows(request: AuditRequest, path: Path) -> Answer:
     "digest": cache.private_digest,
   }
   charge_ids = ledger.charge([charge_request], out, identity)
+  (cost,) = costs_of(
+    [charge_request], ledger.entries(), charge_ids, request.delta
+  )
+  print(
+    f"{charge.description}: {describe_cost(cost, 'is charged')}, in"
+    f" {ledger.path}",
+    file=sys.stderr,
+  )
   observed = attack.observe_training(rows, claim)
   # Noted before anybody sees it: the charge pays for one answer.
   ledger.deliver(charge_ids, {})

@@ -191,13 +191,12 @@ def _accuracy_line(
   parts[0] += f" (95 % interval {interval})"
   line = f"{', '.join(parts)} of {facts['num_examples']:,} rows"
   if facts["labels"] != "private":
-    line += " (exact: labels treated as public)"
-  else:
-    epsilon = format_rounded_up(facts["epsilon"])
-    line += f" (noisy counts, charged epsilon {epsilon})"
-    if not facts["private"]:
-      line += ", NOT PRIVATE"
-  return line
+    return f"{line} (exact: labels treated as public)"
+  # Of seeded noise no epsilon is stated, as none holds.
+  if not facts["private"]:
+    return f"{line} (noisy counts by a seed), NOT PRIVATE"
+  epsilon = format_rounded_up(facts["epsilon"])
+  return f"{line} (noisy counts, charged epsilon {epsilon})"
 
 
 def _lowest_classes(recall: dict[str, float | None]) -> Sequence[str]:

@@ -38,6 +38,7 @@ from oneshot_dp.pipeline.runs.cache_roles import (
   check_same_kind,
   data_of,
 )
+from oneshot_dp.pipeline.runs.costs import costs_of, describe_cost
 
 
 class EvalBudget(NamedTuple):
@@ -302,12 +303,19 @@ def score_head(
       print(note, file=sys.stderr)
     show(eval_rows.score([saved.trained.head]), class_names)
     return
+  requests = eval_rows.charge_requests()
   charge_ids = ledger.charge(
-    eval_rows.charge_requests(),
+    requests,
     request.place,
     evaluation_identity(request, saved, eval_rows),
   )
   with _name_the_charge(ledger):
+    if eval_rows.source.is_private:
+      (cost,) = costs_of(
+        requests, ledger.entries(), charge_ids, eval_rows.budget.delta
+      )
+      said = f"{describe_cost(cost, 'is charged')}, in {ledger.path}"
+      print(said, file=sys.stderr)
     scores = eval_rows.score([saved.trained.head])
     # The charge pays for one answer. It is noted first: an answer that is in
     # view before could be drawn again, with other noise, by a second command or

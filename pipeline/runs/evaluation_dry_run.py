@@ -8,17 +8,14 @@ from oneshot_dp.pipeline.heads.head_folder import SavedHead
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NORMAL_95, NOT_PRIVATE
 from oneshot_dp.pipeline.requests import EvalRequest
+from oneshot_dp.pipeline.runs.costs import costs_of, describe_planned_cost
 from oneshot_dp.pipeline.runs.evaluation import (
   EvalRows,
   check_labels_are_public,
   evaluation_identity,
   open_evaluation,
 )
-from oneshot_dp.pipeline.runs.messages import (
-  describe_planned_cost,
-  end_of_dry_run,
-)
-from oneshot_dp.pipeline.runs.price import costs_of
+from oneshot_dp.pipeline.runs.messages import end_of_dry_run
 
 # A 95 % interval of the noise that is wider than this, at each side, tells
 # little of a head.

@@ -12,8 +12,13 @@ from oneshot_dp.linear_dp.train import (
 )
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from oneshot_dp.pipeline.report.results import NOT_PRIVATE
+from oneshot_dp.pipeline.runs.costs import (
+  DatasetCost,
+  costs_of,
+  describe_cost,
+  describe_planned_cost,
+)
 from oneshot_dp.pipeline.runs.plan import Plan
-from oneshot_dp.pipeline.runs.price import DatasetCost, costs_of
 
 
 def warnings_of(plan: Plan) -> list[str]:
@@ -96,7 +101,7 @@ def summary_of(plan: Plan, charge_ids: Sequence[str]) -> str:
   # With seeded noise no ε is stated, as none holds.
   parts = [f"{_exposure_of(plan)}, in {plan.ledger.path}"]
   if plan.source.is_private:
-    charges = [_describe_cost(cost, "is charged") for cost in costs]
+    charges = [describe_cost(cost, "is charged") for cost in costs]
     parts = [f"{'; '.join(charges)}, in {plan.ledger.path}"]
     if plan.request.baseline:
       parts.append(f"there are heads without noise, {NOT_PRIVATE}")
@@ -123,33 +128,9 @@ def dry_run_lines(plan: Plan, charge_ids: Sequence[str]) -> list[str]:
   return lines
 
 
-def describe_planned_cost(cost: DatasetCost, *, was_charged: bool) -> str:
-  """Says what a run would cost a data set, and what its cap leaves then.
-
-  Args:
-    cost: of one data set.
-    was_charged: whether the run was charged before, and stopped.
-  """
-  if was_charged:
-    line = _describe_cost(cost, "was already charged")
-    return f"{line}; the stopped run resumes without a new charge"
-  line = _describe_cost(cost, "would be charged")
-  if cost.cap is not None:
-    line += f"; cap: {cost.cap}; {cost.remaining}"
-  return line
-
-
 def end_of_dry_run(ledger: Ledger) -> str:
   """Returns the last line of what a dry run says."""
   return f"dry run: nothing was written, and nothing charged to {ledger.path}"
-
-
-def _describe_cost(cost: DatasetCost, verb: str) -> str:
-  own = format_rounded_up(cost.epsilon)
-  total = format_rounded_up(cost.total_epsilon)
-  if own == total:
-    return f"{cost.dataset!r} {verb} epsilon {total} in total"
-  return f"{cost.dataset!r} {verb} epsilon {own} now, and {total} in total"
 
 
 def _exposure_of(plan: Plan) -> str:

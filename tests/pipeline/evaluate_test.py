@@ -142,6 +142,27 @@ def test_noisy_accuracy_is_printed_with_its_charge_and_interval(
   assert "95 % interval" in stdout
 
 
+def test_noisy_accuracy_says_what_the_test_set_has_spent_with_it(
+  capsys, head, hard, ledger
+):
+  words = ["evaluate", head, "--cache", hard.path, *PAID]
+
+  _, first = succeeds(capsys, *words)
+  _, second = succeeds(capsys, *words)
+
+  assert f"'tests' is charged epsilon 2 in total, in {ledger.path}" in first
+  assert "'tests' is charged epsilon 2 now, and 2.9" in second
+
+
+def test_seeded_scores_state_no_charge(capsys, head, hard):
+  words = ["evaluate", head, "--cache", hard.path, *PAID, "--noise-seed", 3]
+
+  stdout, stderr = succeeds(capsys, *words)
+
+  assert "by a seed), NOT PRIVATE" in stdout
+  assert "charged epsilon" not in stdout + stderr
+
+
 def test_rows_that_were_scored_with_noise_get_no_exact_score(
   capsys, evaluate, head, hard
 ):

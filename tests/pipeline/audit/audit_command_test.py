@@ -45,7 +45,7 @@ def test_audit_of_a_cache_is_charged_and_reaches_a_quarter_of_its_claim(
   assert found["ok"] is True
   where = r"one run of 1,500 canaries among 1[345]\d rows"
   assert re.fullmatch(where, found["where"])
-  assert "'private'" in err
+  assert f"audit of {head} at epsilon 4: 'private' is charged epsilon 4" in err
   entries = Ledger(ledger_file).entries("private")
   assert spent(entries) == mu_squared_from_epsilon(4.0, DELTA)
   (entry,) = entries
