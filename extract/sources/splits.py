@@ -25,10 +25,10 @@ _SPLIT_NAMES = frozenset(
 _SPLIT_COLUMNS = frozenset(
   ("split", "subset", "partition", "fold", "set", "usage")
 )
-# Whether 0 and 1 in such a column say it is known where one of these words is
-# in its name, too: is_test, in_train, test_mask, but not covid_test.
+# Whether 0 and 1 in such a column say it is known where all other words of its
+# name are of these: is_test, in_train, test_mask, but not is_covid_test.
 _FLAG_WORDS = frozenset(
-  ("is", "in", "mask", "set", "split", "flag", "row", "image")
+  ("is", "in", "for", "mask", "set", "split", "flag", "row", "image")
 )
 _LIKE_SPLIT_COLUMNS = _SPLIT_COLUMNS | {"splits", "phase", "dataset"}
 _WORD_ENDS = re.compile(r"[/._ =-]+|(?<=[a-z])(?=[A-Z])")
@@ -181,9 +181,12 @@ def warn_of_indices(place: str, names: Iterable[str]) -> None:
 
 def _is_flag_of_split(name: str) -> bool:
   """Whether 1 in a column of this name says that a row is of a split."""
-  words = {word.lower() for word in _WORD_ENDS.split(name)}
-  splits = set(split_words(name).values())
-  return bool(words & _FLAG_WORDS) and bool(splits & {"train", "test", "val"})
+  splits = split_words(name)
+  others = {word.lower() for word in _WORD_ENDS.split(name)}
+  others -= {word.lower() for word in splits}
+  if not others or not others <= _FLAG_WORDS:
+    return False
+  return bool({"train", "test", "val"} & set(splits.values()))
 
 
 def partition_columns(path: str, root: str) -> dict[str, str]:

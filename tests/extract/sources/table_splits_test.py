@@ -215,6 +215,7 @@ def test_a_column_that_flags_test_rows_is_refused(
 NO_FLAGS = [
   ("is_test", [True, True, True]),
   ("covid_test", [1, 0, 1]),
+  ("is_covid_test", [1, 0, 1]),
   ("is_blurred", [True, False, True]),
   ("phase", ["train", "bus", "bus"]),
   ("dataset", ["coco", "voc", "voc"]),
