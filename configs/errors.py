@@ -84,6 +84,19 @@ def escaped(text: str, but: str = "\t\n") -> str:
   return "".join(shown)
 
 
+def format_count(number: int, noun: str, plural: str = "") -> str:
+  """A number with its noun, for messages: "1 file", "2,000 files".
+
+  Args:
+    number: how many there are.
+    noun: what one of them is called.
+    plural: what several are called; "" is the noun with an s.
+  """
+  if number == 1:
+    return f"1 {noun}"
+  return f"{number:,} {plural or noun + 's'}"
+
+
 def one_line(error: BaseException) -> str:
   """A library's error message on one line, to be quoted in one of ours."""
   message = " ".join(str(error).split())[:_MAX_LINE_CHARACTERS]

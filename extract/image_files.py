@@ -70,6 +70,10 @@ class DecodeError(ValueError):
   """Some bytes are not an image, or not one that can be read in full."""
 
 
+class BitDepthError(DecodeError):
+  """A file of 16 bits per sample may use fewer, and no depth was stated."""
+
+
 class DecodedImage(NamedTuple):
   """A decoded image file.
 
@@ -297,10 +301,10 @@ def _rgb_of_16_bits(
     if not _are_few(high >= _HIGH_BYTE_OF_14_BITS):
       return high
     if high.any() or _low_bytes(image, raw_mode).any():
-      raise DecodeError(
-        "the image has 16 bits per sample, and hardly any of them above 2^14:"
-        " give --bit-depth 8, 10, 12 or 14 if that many are used, or 16 if it"
-        " is so dark"
+      raise BitDepthError(
+        "the image has 16 bits per sample, and hardly any sample is above 2^14:"
+        " give --bit-depth 8, 10, 12 or 14 if only so many bits are used, or 16"
+        " if the image is meant to be that dark"
       )
     return high
   # What is said of a camera is said of the samples that it made: white of 16

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from oneshot_dp.configs.errors import escaped
+from oneshot_dp.configs.errors import escaped, format_count
 
 _DUPLICATES_ADVICE = (
   "epsilon is about one row, and is more for these; `extract --units"
@@ -56,8 +56,8 @@ class ImagesReport:
       if split in self.owners:
         owners = self.owners[split]
         lines.append(
-          f"  owners ({owners['unit']}): {owners['number']:,}, of"
-          f" {owners['most']:,} images at most"
+          f"  owners ({owners['unit']}): {owners['number']:,}, each with at"
+          f" most {format_count(owners['most'], 'image')}"
         )
     lines.append(f"all images: {self.num_images:,}")
     if self.sizes:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Shaped, UInt64
 
+from oneshot_dp.configs.errors import format_count
 from oneshot_dp.configs.extract_config import (
   DISTINCT_IMAGE,
   FIXED_GRAPH,
@@ -179,7 +180,7 @@ def describe_duplicates(
   if duplicates.rows:
     text = (
       f"{duplicates.rows:,} rows share their {what} with another row"
-      f" ({duplicates.images:,} {what}s, each there up to"
+      f" ({format_count(duplicates.images, what)}, there up to"
       f" {duplicates.most:,} times)"
     )
     lines["exact duplicates"] = f"{text}: {_advice(duplicates, info, what)}"
@@ -198,9 +199,13 @@ def describe_duplicates(
     if len(duplicates.conflicts) > _SHOWN_CONFLICTS:
       shown.append("…")
     lines["label conflicts"] = (
-      f"{len(duplicates.conflicts):,} {what}s are in several classes: example"
-      f" ids {', '.join(shown)}; leave each in one"
+      f"{format_count(len(duplicates.conflicts), what)} in several classes:"
+      f" example ids {', '.join(shown)}; leave each in one class"
     )
+    if info.keys != "embedding":
+      lines["label conflicts"] += (
+        " (`oneshot-dp inspect`, given the images, names their files)"
+      )
   return lines
 
 

@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from oneshot_dp.configs.errors import BrokenImageError, InputError
+from oneshot_dp.configs.errors import (
+  BrokenImageError,
+  InputError,
+  format_count,
+)
 from oneshot_dp.configs.extract_config import MAX_PIXELS, ExtractConfig
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.backbones.backbone import Backbone
@@ -161,7 +165,8 @@ def _describe_source(source: Source) -> str:
   if len(source.class_names) > _SHOWN_CLASSES:
     names += ", …"
   return (
-    f"{source.name}, split {source.split}: {len(source.class_names)} classes"
+    f"{source.name}, split {source.split}:"
+    f" {format_count(len(source.class_names), 'class', 'classes')}"
     f" ({names})"
   )
 
@@ -293,20 +298,20 @@ def _all_broken(
 ) -> BrokenImageError | None:
   """An error that names all broken images, if there are several."""
 
-  def fault_of(index: int) -> str | None:
+  def fault_of(index: int) -> tuple[str, str] | None:
     example = source[index]
     try:
       decode_image(
         example.image, config.preprocess.bit_depth, config.max_pixels
       )
     except DecodeError as error:
-      return f"{source.display_path(index)} ({error})"
+      return source.display_path(index), str(error)
     return None
 
   # The job has failed at one broken image. A person who removes it would meet
   # the next one an hour later, so the others are looked for now.
   indices = range(len(source))[:_MAX_SCANNED]
-  broken = []
+  broken: list[tuple[str, str]] = []
   with (
     # Ctrl-C ends the search: then what was found so far is named.
     contextlib.suppress(KeyboardInterrupt),
@@ -320,10 +325,21 @@ def _all_broken(
       bar.update()
   if len(broken) < 2:
     return None
-  names = ", ".join(broken[:_SHOWN_BROKEN])
+  names = _named_by_reason(broken[:_SHOWN_BROKEN])
   if len(broken) > _SHOWN_BROKEN:
     names += f" and {len(broken) - _SHOWN_BROKEN} more"
   return BrokenImageError(
     f"{len(broken):,} of {len(indices):,} images cannot be decoded: {names};"
     f" {BROKEN_IMAGE_ADVICE}"
   )
+
+
+def _named_by_reason(broken: Sequence[tuple[str, str]]) -> str:
+  """Names images with the reason of each, which is said once if it is one."""
+  by_reason: dict[str, list[str]] = {}
+  for path, reason in broken:
+    by_reason.setdefault(reason, []).append(path)
+  groups: list[str] = []
+  for reason, paths in by_reason.items():
+    groups.append(f"{', '.join(paths)} ({reason})")
+  return ", ".join(groups)

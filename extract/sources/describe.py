@@ -19,7 +19,7 @@ from oneshot_dp.configs.extract_config import (
 )
 from oneshot_dp.extract import hub
 from oneshot_dp.extract.file_table import columns_of, make_table
-from oneshot_dp.extract.image_files import DecodeError
+from oneshot_dp.extract.image_files import BitDepthError, DecodeError
 from oneshot_dp.extract.images import decoded, image_key
 from oneshot_dp.extract.images_report import ImagesReport
 from oneshot_dp.extract.sources import listed_files
@@ -90,7 +90,9 @@ def describe_images(
     sources = _describe_folder(config, paths[0], files, report)
   else:
     sources = _describe_tables(config, paths, files, report)
-  report.warnings += left_out_warnings(report.passed_over)
+  for warning in left_out_warnings(report.passed_over):
+    if warning not in report.faults:
+      report.warnings.append(warning)
   _scan_images(sources, report, bit_depth, max_pixels)
   return report.escaped()
 
@@ -278,7 +280,7 @@ def _scan_images(
   # of broken images stay zero in both.
   keys = np.zeros((total, 2), np.uint64)
   sides = np.zeros((total, 2), np.int32)
-  faults: dict[int, str] = {}
+  faults: dict[int, Exception] = {}
   warnings: dict[int, str] = {}
 
   def scan(index: int) -> None:
@@ -293,7 +295,7 @@ def _scan_images(
       sides[index] = width, height
       keys[index] = image_key(image)
     except (InputError, RunError, DecodeError) as error:
-      faults[index] = f"{images.name_of(index)}: {error}"
+      faults[index] = error
 
   threads = os.cpu_count() or 1
   scanned = prefetch_map(
@@ -303,7 +305,10 @@ def _scan_images(
     for _ in scanned:
       bar.update()
   report.num_images = total
-  report.faults += [faults[index] for index in sorted(faults)]
+  for index in sorted(faults):
+    report.faults.append(f"{images.name_of(index)}: {faults[index]}")
+  if any(isinstance(fault, BitDepthError) for fault in faults.values()):
+    report.notes.append("16-bit images are nearly black: give --bit-depth.")
   report.warnings += [warnings[index] for index in sorted(warnings)]
   report.sizes = _sizes(sides)
   groups = _equal_keys(keys)

@@ -109,6 +109,8 @@ def _refuse_strays(units: str, strays: Set[str], images: Sequence[str]) -> None:
 
 def _advice_about(stray: str, images: Sequence[str]) -> str:
   """Advises what to do about a path in a table that no image has."""
+  if stray.replace("\\", "/") in images:
+    return "write / between folders, and not a backslash"
   # Most often the folder of the class was left out.
   file_name = posixpath.basename(stray)
   for image in images:
@@ -196,7 +198,7 @@ def _read_owners(path: str) -> tuple[str, dict[str, list[str]]]:
   if len(header) != 2 or header[0] != "file":
     raise InputError(
       f"{path!r} begins with {','.join(header)[:80]!r}: its first line must be"
-      ' "file," and what owns an image, such as file,patient.'
+      ' "file", a comma, and what owns an image, such as file,patient.'
     )
   unit = header[1]
   check_unit_name(unit)
@@ -242,9 +244,8 @@ def _csv_rows(path: str) -> list[list[str]]:
   byte.
   """
   # (StringIO would take four bytes for each character.)
-  text = io.TextIOWrapper(
-    io.BytesIO(places.read(path)), encoding="utf-8-sig", newline=""
-  )
+  content = places.read(path)
+  text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
   rows: list[list[str]] = []
   try:
     for row in csv.reader(
@@ -253,11 +254,27 @@ def _csv_rows(path: str) -> list[list[str]]:
       if row:
         rows.append([field.strip() for field in row])
         check_rows(path, len(rows))
-  except (UnicodeDecodeError, csv.Error) as error:
+  except UnicodeDecodeError as error:
+    raise InputError(
+      f"{path!r} is not a valid CSV file in UTF-8: {_not_utf8(content)}; save"
+      " it as UTF-8."
+    ) from error
+  except csv.Error as error:
     raise InputError(
       f"{path!r} is not a valid CSV file in UTF-8: {error}."
     ) from error
   return rows
+
+
+def _not_utf8(content: bytes) -> str:
+  """Says which line is not UTF-8."""
+  # (The error counts from the block that was being decoded.)
+  for number, line in enumerate(io.BytesIO(content), start=1):
+    try:
+      line.decode()
+    except UnicodeDecodeError as error:
+      return f"byte {line[error.start]:#04x} in line {number:,}"
+  return "its end is cut off"
 
 
 def _lines(text: io.TextIOWrapper, path: str) -> Iterator[str]:
@@ -286,6 +303,16 @@ def _search_owners(
   for image in images:
     match = pattern.search(image)
     owners.append(match[1] if match else None)
+  missing: list[str] = []
+  for image, owner in zip(images, owners, strict=True):
+    if not owner:
+      missing.append(image)
+  if missing:
+    raise InputError(
+      f"--units {units!r} finds no {unit} in {format_names(missing)}, and every"
+      " image needs one: change the expression, which is searched in"
+      " CLASS/FILE, or name the owners in a table, FILE.csv."
+    )
   # An expression that matches a part of the common path makes everything one
   # unit, without any error: the whole data set would be protected as one
   # person.
@@ -303,5 +330,6 @@ def _not_units(units: str) -> InputError:
   return InputError(
     f"--units {units!r} is neither a file that ends in .csv, nor a regular"
     " expression with exactly one group, named after the unit, such as"
-    " '/(?P<patient>[^/_]+)_', which finds anna in photos/cat/anna_1.jpg."
+    " '/(?P<patient>[^/_]+)_', which finds anna in photos/cat/anna_1.jpg, nor"
+    " same-image."
   )

@@ -138,6 +138,8 @@ def _name_and_split(
     fix = "leave it out, and choose parts at reading: `train --rows '[:80%]'`"
     if splits:
       fix = f"give --split {' or '.join(splits)}"
+    if config.split is None:
+      raise InputError(f"{root!r} has splits: {fix}.")
     raise InputError(f"{root!r} has no --split {split!r}: {fix}.")
   return name, split
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, format_count
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.image_files import IMAGE_SUFFIXES, reading_advice
 from oneshot_dp.extract.sources import listed_files, npz, tar
@@ -152,9 +152,9 @@ def left_out_warnings(others: Sequence[str]) -> list[str]:
     warnings.append(unreadable_photographs(photographs))
   if unknown:
     warnings.append(
-      f"{len(unknown):,} files are not named as images, and are LEFT OUT:"
-      f" {format_names(unknown)}; if they are, give their names the suffix of"
-      " their format"
+      f"{format_count(len(unknown), 'file')} not named as images, LEFT OUT:"
+      f" {format_names(unknown)}; what is an image needs the suffix of its"
+      " format, such as .jpg"
     )
   return warnings
 
@@ -163,6 +163,6 @@ def unreadable_photographs(paths: Sequence[str]) -> str:
   """Says which photographs are left out, and what to do about it."""
   suffixes = {os.path.splitext(path)[1].lower() for path in paths}
   return (
-    f"{len(paths):,} photographs are of a format that is not read, and are LEFT"
-    f" OUT: {format_names(paths)}; {reading_advice(suffixes)}"
+    f"{format_count(len(paths), 'photograph')} of a format that is not read,"
+    f" LEFT OUT: {format_names(paths)}; {reading_advice(suffixes)}"
   )

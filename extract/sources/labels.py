@@ -13,7 +13,12 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from oneshot_dp.configs.errors import InputError, check_name, check_num_classes
+from oneshot_dp.configs.errors import (
+  InputError,
+  check_name,
+  check_num_classes,
+  escaped,
+)
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources.listed_files import format_names
 
@@ -89,6 +94,8 @@ def class_names(
         " (labels are private, so neither is read off them)."
       )
     check_num_classes(config.num_classes, repr(place))
+    if config.num_classes == 1:
+      _warn_of_one_class(place, "0")
     return tuple(str(label) for label in range(config.num_classes))
   if config.num_classes not in (None, len(names)):
     raise _differing_names(place, names)
@@ -99,7 +106,21 @@ def class_names(
   if count > 1:
     raise InputError(f"{place!r} has the class {most_common!r} more than once.")
   _warn_of_alike(names)
+  if len(names) == 1:
+    _warn_of_one_class(place, names[0])
   return names
+
+
+def _warn_of_one_class(place: str, name: str) -> None:
+  """Warns of a source that nothing but unlabeled public rows can come from."""
+  # Mostly the folder above the right one was given: its only folder is then
+  # taken for a class, with all images in it.
+  print(
+    f"WARNING: {escaped(place)} has one class only, {name!r}, and a head needs"
+    " two: give the folder that has the folders of the classes (for public"
+    " --unlabeled images one class is enough).",
+    file=sys.stderr,
+  )
 
 
 def _warn_of_alike(names: Sequence[str]) -> None:
@@ -257,17 +278,19 @@ def label_numbers(
     labels.append(label)
   if wrong:
     raise InputError(
-      f"images without a label {column!r} among the {len(names)} classes, by"
-      f" name {_or_number(names)}: {format_names(wrong)}."
+      f"rows whose label in {column!r} is not one of the {len(names)} classes,"
+      f" {_how_named(names)}: {format_names(wrong)}."
     )
   return labels
 
 
-def _or_number(names: Sequence[str]) -> str:
-  """Says how a label may refer to a class other than by its name."""
+def _how_named(names: Sequence[str]) -> str:
+  """Says how a label may refer to a class."""
+  if list(names) == [str(index) for index in range(len(names))]:
+    return f"which are numbered from 0 to {len(names) - 1}"
   if any(_number_of(name) is not None for name in names):
-    return "(as names are numbers, numbers are names)"
-  return f"or from 0 to {len(names) - 1}"
+    return f"{format_names(names)} (numbers are names here, not indices)"
+  return f"by name or by index from 0 to {len(names) - 1}"
 
 
 def class_labels(

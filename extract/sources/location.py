@@ -91,8 +91,8 @@ def common_folder(files: Mapping[str, File]) -> str:
 def advice(suffixes: Sequence[str]) -> str:
   """Says what a location may be, for messages."""
   return (
-    "give a folder of a folder of images for each class, or files that end in"
-    f" {', '.join(suffixes)}"
+    "give a folder that has a folder of images for each class, or files that"
+    f" end in {', '.join(suffixes)}"
   )
 
 

@@ -182,7 +182,12 @@ class Npz:
     """
     if name not in self.names:
       present = format_names(self.names) or "none at all"
-      raise InputError(f"{self._path!r} has no array {name!r}: has {present}.")
+      advice = ""
+      if any(other.endswith("embedding") for other in self.names):
+        advice = "; embeddings are for `oneshot-dp import`"
+      raise InputError(
+        f"{self._path!r} has no array {name!r}: has {present}{advice}."
+      )
     # Of a member no more is ever unpacked than the archive states here.
     info = self._zip.getinfo(f"{name}.npy")
     check_bytes(

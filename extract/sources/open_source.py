@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.configs.errors import InputError, escaped, format_count
 from oneshot_dp.configs.extract_config import (
   DISTINCT_IMAGE,
   EXAMPLE,
@@ -34,6 +34,7 @@ from oneshot_dp.extract.sources.formats import (
 from oneshot_dp.extract.sources.labels import class_names, label_numbers
 from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.location import (
+  advice,
   common_folder,
   expand_location,
   list_tables,
@@ -145,15 +146,20 @@ def _report_passed_over(root: str, others: Sequence[str]) -> None:
     shown = escaped(f"{root}: {warning}", but="")[:_PASSED_OVER_CHARACTERS]
     print(f"WARNING: {shown}", file=sys.stderr)
   if others:
-    suffixes = {os.path.splitext(path)[1].lower() for path in others}
-    noun = "file" if len(others) == 1 else "files"
-    message = f"{root}: {len(others):,} {noun}, {', '.join(sorted(suffixes))}"
+    suffixes: set[str] = set()
+    for path in others:
+      _, suffix = os.path.splitext(path)
+      suffixes.add(suffix.lower() or "without a suffix")
+    count = format_count(len(others), "file")
+    message = f"{root}: {count}, {', '.join(sorted(suffixes))}"
     shown = escaped(message, but="")[:_PASSED_OVER_CHARACTERS]
     print(f"passed over in {shown}", file=sys.stderr)
 
 
 def _open_tables(config: SourceConfig, paths: Sequence[str]) -> Source:
   name, files = list_tables(paths, TABLE_SUFFIXES)
+  if not files:
+    raise InputError(f"{paths[0]!r} is empty: {advice(TABLE_SUFFIXES)}.")
   photographs = [path for path in files if is_unreadable_photograph(path)]
   if photographs and not any(is_table(path) for path in files):
     raise InputError(f"{paths[0]!r}: {unreadable_photographs(photographs)}.")

@@ -81,8 +81,9 @@ def units_of_column(
   missing = [where(row) for row, name in enumerate(names) if not name]
   if missing:
     raise InputError(
-      f"images without {unit}: {format_names(missing)}. Each needs one: an"
-      " image of nobody, or of somebody unknown, gets a name of its own."
+      f"images without {unit}: {format_names(missing)}; each needs one: where"
+      " it is nobody, or somebody unknown, give a name that no other image has"
+      " (a blank, nan, None, NULL and the like are no names)."
     )
   if known_names is None:
     known_names = {}

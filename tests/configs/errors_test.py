@@ -9,6 +9,7 @@ from oneshot_dp.configs.errors import (
   check_name,
   check_num_classes,
   escaped,
+  format_count,
   one_line,
 )
 from oneshot_dp.configs.extract_config import SourceConfig
@@ -82,3 +83,14 @@ def test_number_of_classes_is_at_most_a_million():
 
   with refused("it makes 1000001 classes: at most 1000000 are possible"):
     check_num_classes(1_000_001, "it")
+
+
+@pytest.mark.parametrize(
+  ("number", "text"), [(0, "0 files"), (1, "1 file"), (2000, "2,000 files")]
+)
+def test_a_count_agrees_with_its_noun(number, text):
+  assert format_count(number, "file") == text
+
+
+def test_a_count_takes_a_plural_that_is_not_an_s():
+  assert format_count(2, "class", "classes") == "2 classes"

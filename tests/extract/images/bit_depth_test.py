@@ -102,7 +102,7 @@ def with_a_white_frame(samples: np.ndarray) -> np.ndarray:
 
 def test_a_12_bit_file_with_some_white_of_16_bits_is_refused():
   data = encode_png16(with_a_white_frame(samples_of(12)), 0)
-  with refused("hardly any of them above 2", DecodeError):
+  with refused("hardly any sample is above 2", DecodeError):
     decode_image(data)
 
 

@@ -48,5 +48,5 @@ def test_without_the_extra_heic_is_left_out_by_name(tmp_path):
   command = start(["inspect", tmp_path], first=missing)
   out, _ = command.communicate()
   assert command.returncode == 0
-  assert "WARNING: 1 photographs are of a format that is not read" in out
+  assert "WARNING: 1 photograph of a format that is not read" in out
   assert "b/3.heic'; convert them to JPEG or PNG, or pip install" in out

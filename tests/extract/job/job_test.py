@@ -202,6 +202,15 @@ def test_units_go_with_their_images_which_are_those_of_the_job(tmp_path):
     run_extraction(job, str(tmp_path / "other"))
 
 
+def test_broken_images_of_one_reason_are_told_it_once(tmp_path):
+  files = write_folder(tmp_path / "photos", 6)
+  for file in files[1:4]:
+    file.write_bytes(b"cut")
+  with refused("3 of 6 images cannot be decoded", BrokenImageError) as caught:
+    run_extraction(job_of(tmp_path / "photos"), str(tmp_path / "cache"))
+  assert str(caught.value).count("3 bytes that are not a readable") == 1
+
+
 def test_the_command_takes_an_experiment_and_flags():
   from oneshot_dp.pipeline.commands.extract import Flags, job_of
 

@@ -105,7 +105,7 @@ def test_a_label_of_a_tar_that_is_a_list_is_no_label(tmp_path):
       info = tarfile.TarInfo(name)
       info.size = len(data)
       tar.addfile(info, io.BytesIO(data))
-  with refused("images without a label 'label' among the 2 classes"):
+  with refused("rows whose label in 'label' is not one of the 2 classes"):
     open_dataset(tmp_path / "x.tar", num_classes=2)
 
 

@@ -183,7 +183,8 @@ def test_a_path_that_does_not_exist_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("place", "fault"), [("a", "give a folder of a folder"), ("x.npz", "npz")]
+  ("place", "fault"),
+  [("a", "give a folder that has a folder"), ("x.npz", "npz")],
 )
 def test_a_place_without_images_is_a_fault(tmp_path, place, fault):
   write_files(tmp_path, "a/notes.txt", "x.npz")
@@ -216,7 +217,7 @@ def test_owners_are_counted_as_an_extraction_would(owned, tmp_path):
   assert report.classes == {"train": {"a": 2, "b": 2}}
   owners = {"unit": "patient", "number": 2, "most": 3}
   assert report.owners == {"train": owners}
-  assert "owners (patient): 2, of 3 images at most" in report.text
+  assert "owners (patient): 2, each with at most 3 images" in report.text
 
 
 def test_units_that_fit_no_image_are_a_fault(owned, tmp_path):
@@ -225,7 +226,7 @@ def test_units_that_fit_no_image_are_a_fault(owned, tmp_path):
 
 
 def test_photographs_of_other_formats_are_warned_of(spoiled):
-  assert r"WARNING: 1 photographs" in describe(spoiled).text
+  assert r"WARNING: 1 photograph" in describe(spoiled).text
 
 
 def test_files_that_may_be_photographs_are_warned_of(tmp_path):
@@ -236,7 +237,9 @@ def test_files_that_may_be_photographs_are_warned_of(tmp_path):
 
 def test_a_folder_of_unreadable_photographs_only_is_a_fault(tmp_path):
   write_files(tmp_path, "a/1.tif", "b/2.jxl")
-  assert "LEFT OUT: 'a/1.tif', 'b/2.jxl'" in describe(tmp_path).faults[0]
+  report = describe(tmp_path)
+  assert "LEFT OUT: 'a/1.tif', 'b/2.jxl'" in report.faults[0]
+  assert report.warnings == []  # it is said once
 
 
 def test_damaged_jpegs_are_faults_and_one_without_its_end_mark_is_a_warning(
@@ -257,8 +260,9 @@ def test_damaged_jpegs_are_faults_and_one_without_its_end_mark_is_a_warning(
 def test_the_flags_for_depth_and_size_make_files_readable(tmp_path):
   write_files(tmp_path, "a/1.png", data=encode_png16(samples_of(12), 0))
   write_files(tmp_path, "b/2.png", data=encode_png())
-  faults = "\n".join(describe(tmp_path).faults)
-  assert "--bit-depth" in faults
+  unread = describe(tmp_path)
+  assert "--bit-depth" in "\n".join(unread.faults)
+  assert unread.notes == ["16-bit images are nearly black: give --bit-depth."]
   location = (str(tmp_path),)
   config = SourceConfig(location=location)
   assert describe_images(config, bit_depth=12).faults == []

@@ -72,18 +72,18 @@ def test_a_table_or_an_expression_gives_each_owner_one_number(pets, table):
 @pytest.mark.parametrize(
   ("table", "message"),
   [
-    (TABLE, r"images without patient in .*: 'dog/deep/anna_3.png'\. Each"),
+    (TABLE, r"images without patient in .*: 'dog/deep/anna_3.png'; each"),
     (WHOLE.replace(",bo", ", "), "without patient in .*'cat/bo_2.png'"),
     (
       "(?P<patient>a)[tn]",
       "finds the patient 'a' in every path, perhaps in the name of",
     ),
-    ("(?P<patient>bo)_", "without patient in .*'cat/anna_1.png', 'd"),
+    ("(?P<patient>bo)_", "finds no patient in .*'cat/anna_1.png', 'd"),
     (WHOLE + "dog/9.png,bo\n", "files that are not in .*: 'dog/9.png'; rem"),
     (WHOLE + "bo_2.png,bo\n", "paths as from .*, such as 'cat/bo_2.png'"),
     (WHOLE + "./cat/bo_2.png,bo\n", "has 'cat/bo_2.png' more than once with"),
     (WHOLE + "x\n", "'x' has 1 fields, not 2"),
-    (WHOLE.split("\n", 1)[1], 'first line must be "file," and what owns'),
+    (WHOLE.split("\n", 1)[1], 'first line must be "file", a comma'),
     (WHOLE.replace(",", ";"), "begins with 'file;patient'"),
     ("file,example\n", "must be a short public one"),
     ("file,a\x1b[2J\n", "must be a short public one"),
@@ -91,6 +91,9 @@ def test_a_table_or_an_expression_gives_each_owner_one_number(pets, table):
     ("(?P<patient>", r"is neither a file that ends in .csv, nor a regular"),
     (r"(\d)_", r"one group, named after the unit, such as '/\(\?P<patient>"),
     (r"(?P<a>\d)(\d)", "one group, named"),
+    ("same_image", "nor same-image"),
+    ("(?P<patient>anna)_", "searched in CLASS/FILE, or name the owners in a"),
+    (WHOLE.replace("/", "\\"), "write / between folders, and not a backslash"),
     ("none.csv", "none.csv cannot be read: No such file or directory"),
   ],
 )
@@ -214,7 +217,7 @@ def test_no_owner_weighs_more_than_one(tmp_path):
 
 
 def test_an_image_without_an_owner_is_refused_among_shared_ones(pets):
-  with refused(r"images without patient in .*: 'dog/deep/anna_3.png'\. Each"):
+  with refused(r"images without patient in .*: 'dog/deep/anna_3.png'; each"):
     open_shared(TABLE + "cat/bo_2.png,anna\n", pets)
 
 
@@ -275,3 +278,12 @@ def test_classes_as_owners_are_warned_of(pets, capsys):
   unit_ids("(?P<patient>[^/]+)/", pets)
 
   assert "each class has one patient, as if that" in capsys.readouterr().err
+
+
+def test_an_owner_that_is_not_utf8_is_found_by_its_line(pets, tmp_path):
+  # 20,000 lines are more than one block of what is decoded at a time.
+  table = tmp_path / "latin.csv"
+  lines = [b"file,patient", *[b"cat/x.png,a"] * 20_000, b"cat/y.png,J\xf6rg"]
+  table.write_bytes(b"\n".join(lines))
+  with refused("byte 0xf6 in line 20,002; save it as UTF-8"):
+    unit_ids(str(table), pets)

@@ -214,7 +214,7 @@ def test_links_to_nowhere_circles_and_pipes_are_refused_by_name(linked):
   ("paths", "flags", "message"),
   [
     ("1.png a/2.png", {}, r"images outside any class folder: '1\.png'"),
-    ("a/1.txt b/2.pdf", {}, "give a folder of a folder of images"),
+    ("a/1.txt b/2.pdf", {}, "give a folder that has a folder of images"),
     ("a/1.png b/2.tif", {}, "classes without an image: 'b'; remove"),
     ("all/1.png", {}, "images outside any class folder: '1.png'"),
     ("a\x85b/1.png", {}, "control characters"),
@@ -265,7 +265,7 @@ def test_a_removed_image_cannot_be_read_any_more(tmp_path):
 
 @pytest.mark.parametrize(
   ("path", "message"),
-  [("a/1.png", "give a folder of a folder"), ("c", "does not exist")],
+  [("a/1.png", "give a folder that has a folder"), ("c", "does not exist")],
 )
 def test_a_single_image_or_a_missing_path_is_no_data_set(
   tmp_path, path, message
@@ -292,7 +292,7 @@ def test_photographs_of_other_formats_are_warned_of_by_name(
   assert len(open_dataset(tmp_path)) == 2
   message = capsys.readouterr().err
   assert "WARNING: " in message
-  assert "1 photographs are of a format that is not read" in message
+  assert "1 photograph of a format that is not read" in message
   assert f"LEFT OUT: 'b/3.{suffix}'; convert them" in message
 
 
@@ -303,10 +303,10 @@ def test_files_that_may_be_photographs_are_warned_of_by_name(
   write_files(tmp_path, "a/1.png", "b/2.png", f"b/{name}", "README", "x.csv")
 
   assert len(open_dataset(tmp_path)) == 2
-  warning = f"WARNING: {tmp_path}: 1 files are not named as images, and are"
+  warning = f"WARNING: {tmp_path}: 1 file not named as images,"
   message = capsys.readouterr().err
   assert warning in message
-  assert f"LEFT OUT: 'b/{name}'; if they are" in message
+  assert f"LEFT OUT: 'b/{name}'; what is an" in message
 
 
 @pytest.mark.parametrize("suffix", ["jfif", "pjpeg", "apng", "dib"])
@@ -423,3 +423,27 @@ def test_a_class_in_another_form_of_unicode_than_its_flag_is_explained(
     r"'cafe\\u0301' and 'caf\\xe9' look the same, and are two forms"
   ):
     open_dataset(tmp_path, class_names=("caf\u00e9", "dog"))
+
+
+def test_a_folder_of_splits_without_a_flag_is_told_which_there_are(tmp_path):
+  write_files(tmp_path, "train/a/1.png", "test/a/2.png")
+  with refused("has splits: give --split test or train"):
+    open_dataset(tmp_path)
+
+
+def test_an_empty_folder_is_named(tmp_path):
+  with refused(f"'{tmp_path}' is empty: give a folder that has a folder of"):
+    open_dataset(tmp_path)
+
+
+def test_files_without_a_suffix_are_counted_as_such(tmp_path, capsys):
+  write_files(tmp_path, "a/1.png", "b/2.png", "b/IMG_1", "a/x.txt")
+  open_dataset(tmp_path)
+  assert ": 2 files, .txt, without a suffix" in capsys.readouterr().err
+
+
+def test_the_folder_above_that_of_the_classes_is_warned_of(tmp_path, capsys):
+  write_files(tmp_path, "photos/cat/1.png", "photos/dog/2.png")
+  assert open_dataset(tmp_path).class_names == ("photos",)
+  warning = f"WARNING: {tmp_path} has one class only, 'photos', and a head"
+  assert warning in capsys.readouterr().err

@@ -65,13 +65,13 @@ def test_labels_from_zero_among_names_from_zero_are_as_ever():
 
 
 def test_a_label_that_no_decimal_name_is_is_refused():
-  with refused("images without a label 'label' .*: '1'"):
+  with refused("rows whose label in 'label' .*: '1'"):
     numbers([1, 0], ("1", "2", "3"))
 
 
 def test_an_integer_where_only_some_names_are_decimal_is_refused():
   """It may be the second class, or the class that is called 1."""
-  with refused("without a label"):
+  with refused("numbers are names here"):
     numbers([1], ("1", "cat"))
 
 
@@ -90,3 +90,9 @@ def test_classes_that_differ_in_capitals_only_are_warned_of(capsys):
   config = SourceConfig(location=("x",), class_names=("Cats", "cats", "dogs"))
   assert len(class_names((), config, "x")) == 3
   assert "'Cats', 'cats' are different classes" in capsys.readouterr().err
+
+
+def test_labels_beyond_num_classes_are_told_what_the_classes_are():
+  message = "not one of the 3 classes, which are numbered from 0 to 2: '1'\\."
+  with refused(message):
+    label_numbers([0, 9, 2], ("0", "1", "2"), "label", str)

@@ -93,7 +93,7 @@ NO_SPLITS = [
   ("a_train.tar a_eval.tar", None, "give --split, one of 'eval', 'train'"),
   ("a/train.tar b/train.tar", "train", r"one of 'a/\*.tar', 'b/\*.tar'"),
   ("a.tar.gz b.tar", "all", "'a.tar.gz': give .*not compressed"),
-  ("a.txt", "all", r"'a.txt': give a folder of a folder"),
+  ("a.txt", "all", r"'a.txt': give a folder that has a folder"),
 ]
 
 

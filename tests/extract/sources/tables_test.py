@@ -156,7 +156,7 @@ def test_integers_are_units_as_they_are(tmp_path, kind):
 def test_a_string_that_names_no_class_is_refused_by_row(tmp_path, kind):
   path = tmp_path / f"x.{kind}"
   write_table(path, IMAGES[:4], label=["1", "0", "2", "0"])
-  with refused(r"images without a label .*\[1\].*\[3\]"):
+  with refused(r"rows whose label .*\[1\].*\[3\]"):
     open_dataset(path, class_names=("1", "2", "3"))
 
 
@@ -164,8 +164,8 @@ def test_a_string_that_names_no_class_is_refused_by_row(tmp_path, kind):
 @pytest.mark.parametrize(
   ("columns", "config", "message"),
   [
-    ({"label": [0, 3, -1]}, {}, r"images without a label .* 3 classes"),
-    ({"label": ["cat", "dog", "cow"]}, {}, "images without a label"),
+    ({"label": [0, 3, -1]}, {}, r"rows whose label .* 3 classes"),
+    ({"label": ["cat", "dog", "cow"]}, {}, "rows whose label"),
     ({"patient": ["a", None, " "]}, {}, "images without patient"),
     ({"patient": [1, None, 2]}, {}, "images without patient"),
     ({"patient": [1.5, 2.0, 2.0]}, {}, "'patient'.* must be .*integers"),
@@ -221,7 +221,7 @@ def test_a_null_is_an_image_without_bytes(tmp_path):
 
 def test_a_table_beside_a_folder_is_refused(tmp_path):
   write_table(tmp_path / "x.parquet", [b"x"], CLASSES, label=[0])
-  with refused("give a folder of a folder of images .* each once"):
+  with refused("give a folder that has a folder of images .* each once"):
     open_dataset(tmp_path / "x.parquet", tmp_path)
 
 

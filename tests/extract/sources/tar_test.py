@@ -15,7 +15,7 @@ from tests.extract.sources.fixtures import open_dataset, write_tar
     ({"a.png": b"x", "a.json": b"[]"}, "'a.json' cannot be read"),
     ({"a.png": b"x", "a.json": b"[" * 10**5}, "'a.json' cannot be read"),
     ({"a.png": b"x", "a.cls": b"\xff"}, "'a.cls' cannot be read"),
-    ({"a.png": b"x"}, r"images without a label 'label' .*x.tar\[0\]"),
+    ({"a.png": b"x"}, r"rows whose label in 'label' .*x.tar\[0\]"),
     ({"a.png": None, "a.cls": b"0"}, "'a.png' is cut short, a link or"),
     ({"a.png": b"x", "./a.png": b"x"}, "'./a.png' more than once"),
     ({"a\n.png": b"x", "a\n.jpg": b"x"}, r"'a\\n.png'"),
