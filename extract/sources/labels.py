@@ -17,7 +17,6 @@ from oneshot_dp.configs.errors import (
   InputError,
   check_name,
   check_num_classes,
-  escaped,
 )
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources.listed_files import format_names
@@ -94,8 +93,6 @@ def class_names(
         " (labels are private, so neither is read off them)."
       )
     check_num_classes(config.num_classes, repr(place))
-    if config.num_classes == 1:
-      _warn_of_one_class(place, "0")
     return tuple(str(label) for label in range(config.num_classes))
   if config.num_classes not in (None, len(names)):
     raise _differing_names(place, names)
@@ -106,21 +103,7 @@ def class_names(
   if count > 1:
     raise InputError(f"{place!r} has the class {most_common!r} more than once.")
   _warn_of_alike(names)
-  if len(names) == 1:
-    _warn_of_one_class(place, names[0])
   return names
-
-
-def _warn_of_one_class(place: str, name: str) -> None:
-  """Warns of a source that nothing but unlabeled public rows can come from."""
-  # Mostly the folder above the right one was given: its only folder is then
-  # taken for a class, with all images in it.
-  print(
-    f"WARNING: {escaped(place)} has one class only, {name!r}, and a head needs"
-    " two: give the folder that has the folders of the classes (for public"
-    " --unlabeled images one class is enough).",
-    file=sys.stderr,
-  )
 
 
 def _warn_of_alike(names: Sequence[str]) -> None:

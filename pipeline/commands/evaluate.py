@@ -1,9 +1,9 @@
 """`oneshot-dp evaluate`."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.parts import Part
@@ -135,12 +135,29 @@ def _write_answer(out: Path, answer: Answer) -> RunError | None:
 def _answer_of(
   flags: Flags, scores: "Scores", class_names: Sequence[str]
 ) -> Answer:
+  from oneshot_dp.pipeline.report.results import (
+    EvaluationSet,
+    accuracy_interval_95,
+    informative_top5,
+  )
+
   (accuracy,) = scores.accuracies
+  # Of five classes or fewer, top-5 is 100 % of any head.
+  accuracy = dataclasses.replace(
+    accuracy, top5=informative_top5(accuracy.top5, len(class_names))
+  )
+  # A test set is a sample, and its noisy counts are noisy: both are in the
+  # interval.
+  test = EvaluationSet(
+    num_examples=scores.facts["num_examples"],
+    accuracy_sd=scores.facts.get("accuracy_sd", 0.0),
+  )
+  interval = accuracy_interval_95(accuracy.top1, test)
   recall = dict(zip(class_names, accuracy.recall or (), strict=False))
   return Answer(
     text="\n".join(
       [
-        _accuracy_line(scores, accuracy, len(class_names)),
+        _accuracy_line(scores.facts, accuracy, interval),
         *_lowest_classes(recall),
       ]
     ),
@@ -148,6 +165,7 @@ def _answer_of(
       "head": flags.head,
       **scores.facts,
       "top1": accuracy.top1,
+      "top1_interval_95": list(interval),
       "top5": accuracy.top5,
       "balanced": accuracy.balanced,
       "recall": recall or None,
@@ -156,17 +174,13 @@ def _answer_of(
 
 
 def _accuracy_line(
-  scores: "Scores", accuracy: "Accuracy", num_classes: int
+  facts: Mapping[str, Any],
+  accuracy: "Accuracy",
+  interval: tuple[float, float],
 ) -> str:
   from oneshot_dp.linear_dp.accounting import format_rounded_up
-  from oneshot_dp.pipeline.report.results import (
-    EvaluationSet,
-    accuracy_interval_95,
-    format_interval,
-    shows_top5,
-  )
+  from oneshot_dp.pipeline.report.results import format_interval
 
-  facts = scores.facts
   # Noisy counts have top-1 alone: what was not paid for is left out of the
   # line.
   shares = {
@@ -174,21 +188,12 @@ def _accuracy_line(
     "top-5": accuracy.top5,
     "balanced": accuracy.balanced,
   }
-  if not shows_top5(num_classes):
-    del shares["top-5"]
   parts = [
     f"{title} {100 * share:.2f} %"
     for title, share in shares.items()
     if share is not None
   ]
-  # A test set is a sample, and its noisy counts are noisy: both are in the
-  # interval.
-  test = EvaluationSet(
-    num_examples=facts["num_examples"],
-    accuracy_sd=facts.get("accuracy_sd", 0.0),
-  )
-  interval = format_interval(accuracy_interval_95(accuracy.top1, test))
-  parts[0] += f" (95 % interval {interval})"
+  parts[0] += f" (95 % interval {format_interval(interval)})"
   line = f"{', '.join(parts)} of {facts['num_examples']:,} rows"
   if facts["labels"] != "private":
     return f"{line} (exact: labels treated as public)"

@@ -196,6 +196,18 @@ def shows_top5(num_classes: int) -> bool:
   return num_classes >= MIN_CLASSES_FOR_TOP5
 
 
+def informative_top5(top5: float | None, num_classes: int) -> float | None:
+  """A top-5 accuracy; None where all heads have 100 %, whatever they learned.
+
+  Args:
+    top5: a fraction, or None where none was measured.
+    num_classes: K.
+  """
+  if shows_top5(num_classes):
+    return top5
+  return None
+
+
 def table(
   rows: Sequence[HeadRow],
   test: EvaluationSet,

@@ -21,6 +21,7 @@ from oneshot_dp.pipeline.report.results import (
   NOT_PRIVATE,
   EvaluationSet,
   HeadRow,
+  informative_top5,
 )
 from oneshot_dp.pipeline.runs.evaluation import EvalRows, Scores
 from oneshot_dp.pipeline.runs.plan import Plan
@@ -133,6 +134,7 @@ def rehearse_sweep_files(plan: Plan, eval_rows: EvalRows) -> None:
 
 
 def _row_of(plan: Plan, trained: TrainedHead, accuracy: Accuracy) -> HeadRow:
+  num_classes = plan.train.cache.info.num_classes
   epsilon = math.inf if trained.epsilon is None else trained.epsilon
   # σ of all releases together, which is what heads can be compared by: `auto`
   # has dozens, a single step has one.
@@ -149,7 +151,7 @@ def _row_of(plan: Plan, trained: TrainedHead, accuracy: Accuracy) -> HeadRow:
     noise_source=trained.noise_source,
     noise_multiplier=noise_multiplier,
     top1=accuracy.top1,
-    top5=accuracy.top5,
+    top5=informative_top5(accuracy.top5, num_classes),
     balanced=accuracy.balanced,
     recall=accuracy.recall,
     confusion=accuracy.confusion,

@@ -70,6 +70,16 @@ def evaluate(capsys, head, hard):
 # Public labels: exact scores.
 
 
+def test_json_has_the_interval_of_the_text(evaluate, capsys, head, hard):
+  low, high = evaluate()["top1_interval_95"]
+  text, _ = succeeds(capsys, "evaluate", head, "--cache", hard.path)
+  assert f"(95 % interval {100 * low:.1f}–{100 * high:.1f})" in text
+
+
+def test_top5_of_four_classes_is_not_in_json(evaluate):
+  assert evaluate()["top5"] is None
+
+
 def test_exact_accuracies_are_those_of_numpy(evaluate, hard, is_right):
   facts = evaluate()
 
@@ -113,6 +123,8 @@ def test_noisy_accuracy_has_the_noise_of_its_epsilon(evaluate, is_right):
   assert facts["accuracy_sd"] == pytest.approx(ACCURACY_SD, rel=1e-6)
   assert facts["top1"] != is_right.mean()
   assert abs(facts["top1"] - is_right.mean()) < 6 * ACCURACY_SD
+  low, high = facts["top1_interval_95"]
+  assert high - low > 2 * 1.96 * ACCURACY_SD  # and that of a sample
 
 
 def test_noisy_scores_say_nothing_of_single_classes(evaluate):

@@ -220,6 +220,10 @@ def sweep(finish_run, eval_cache) -> FinishedRun:
 
 @pytest.mark.slow
 class TestSweep:
+  def test_top5_of_four_classes_is_left_out_of_the_results(self, sweep):
+    heads = sweep.results()["heads"]
+    assert {head["top5"] for head in heads} == {None}
+
   def test_each_draw_of_each_kind_is_charged_its_largest_epsilon(self, sweep):
     assert sweep.charged("clusters") == 4 * mu2_of(8.0)
 

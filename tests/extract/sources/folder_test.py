@@ -440,10 +440,3 @@ def test_files_without_a_suffix_are_counted_as_such(tmp_path, capsys):
   write_files(tmp_path, "a/1.png", "b/2.png", "b/IMG_1", "a/x.txt")
   open_dataset(tmp_path)
   assert ": 2 files, .txt, without a suffix" in capsys.readouterr().err
-
-
-def test_the_folder_above_that_of_the_classes_is_warned_of(tmp_path, capsys):
-  write_files(tmp_path, "photos/cat/1.png", "photos/dog/2.png")
-  assert open_dataset(tmp_path).class_names == ("photos",)
-  warning = f"WARNING: {tmp_path} has one class only, 'photos', and a head"
-  assert warning in capsys.readouterr().err
