@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
+from oneshot_dp.extract import storage
 from oneshot_dp.extract.npy import Header, read_header
 from oneshot_dp.extract.sources.labels import class_labels
 from oneshot_dp.extract.sources.limits import (
@@ -276,10 +277,10 @@ class ParquetVectors:
 
     with opened(self._file, _PARQUET) as content:
       table = open_parquet(content, name)
-      self._check_column(table, name)
+      self._check_column(content, table, name)
       first_row = 0
       for group in range(table.metadata.num_row_groups):
-        for column in self._columns(table, group, name, first_row):
+        for column in self._columns(content, table, group, name, first_row):
           _check_values(self.path, name, column, first_row)
           first_row += len(column)
           yield _to_numpy(self.path, name, column)
@@ -301,16 +302,16 @@ class ParquetVectors:
       values = read_values(content, self.path, name)
     return named_values(values, self._class_labels.get(name, ()))
 
-  def _check_column(self, table: Any, name: str) -> None:
+  def _check_column(self, content: Any, table: Any, name: str) -> None:
     """Refuses a column that unfolds to far more than the file has."""
     stored = 0
     encoded = 0
     num_values = 0
     for group in range(table.metadata.num_row_groups):
-      for column in _chunks(table, group, name):
-        stored += column.total_compressed_size
-        encoded += column.total_uncompressed_size
-        num_values += column.num_values
+      size = self._measure(content, table, group, name)
+      stored += size.stored_bytes
+      encoded += size.unfolded_bytes
+      num_values += size.num_values
     what = f"column {name!r}"
     unfolded = max(encoded, _VALUE_BYTES * num_values)
     check_unfolding(self.path, what, unfolded, stored, MAX_COLUMN_BYTES)
@@ -319,7 +320,7 @@ class ParquetVectors:
       check_bytes(self.path, what, encoded, MAX_COLUMN_BYTES)
 
   def _columns(
-    self, table: Any, group: int, name: str, first_row: int
+    self, content: Any, table: Any, group: int, name: str, first_row: int
   ) -> Iterator[Any]:
     """Yields a column of a row group, some rows at a time.
 
@@ -334,7 +335,8 @@ class ParquetVectors:
       )
 
     try:
-      for batch in batches(self._rows_at_once(table, group, name)):
+      rows_at_once = self._rows_at_once(content, table, group, name)
+      for batch in batches(rows_at_once):
         yield batch[name]
     except pa.ArrowInvalid as error:
       row = first_row
@@ -346,36 +348,38 @@ class ParquetVectors:
         " and all rows like it."
       ) from error
 
-  def _rows_at_once(self, table: Any, group: int, name: str) -> int:
-    """Rows of a batch, by what the footer says that a row group unfolds to."""
-    # A few bytes of a compressed page may unfold to gigabytes. The footer
-    # states what a row group unfolds to, so batches are made as small as that
-    # needs.
+  def _rows_at_once(
+    self, content: Any, table: Any, group: int, name: str
+  ) -> int:
+    """Rows of a batch, by what the pages of a row group unfold to."""
+    # A few bytes of a compressed page may unfold to gigabytes, so batches are
+    # made as small as that needs.
     metadata = table.metadata.row_group(group)
     check_rows(self.path, metadata.num_rows)
-    group_bytes = 0
-    for column in _chunks(table, group, name):
-      # Equal numbers are short in their pages, where they are runs.
-      encoded = column.total_uncompressed_size
-      group_bytes += max(encoded, _VALUE_BYTES * column.num_values)
+    size = self._measure(content, table, group, name)
+    # Equal numbers are short in their pages, where they are runs.
+    group_bytes = max(size.unfolded_bytes, _VALUE_BYTES * size.num_values)
     row_bytes = group_bytes // max(1, metadata.num_rows)
     check_bytes(self.path, f"a row of {name!r}", row_bytes, MAX_COLUMN_BYTES)
     return max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
+
+  def _measure(self, content: Any, table: Any, group: int, name: str) -> Any:
+    from oneshot_dp.extract.sources.parquet_columns import measure_column
+
+    is_vector = self.shapes[name] != self.shapes[name][:1]
+    return measure_column(
+      content,
+      self.path,
+      table.metadata.row_group(group),
+      name,
+      first_page=is_vector and storage.is_url(self.path),
+    )
 
   def class_names(self, label: str) -> tuple[str, ...]:
     return self._class_labels.get(label, ())
 
   def are_indices(self, label: str) -> bool:
     return bool(self._class_labels.get(label))
-
-
-def _chunks(table: Any, group: int, name: str) -> Iterator[Any]:
-  """Yields what the footer says of a column in a row group."""
-  metadata = table.metadata.row_group(group)
-  for i in range(metadata.num_columns):
-    column = metadata.column(i)
-    if column.path_in_schema.split(".")[0] == name:
-      yield column
 
 
 def _check_values(path: str, name: str, column: Any, first_row: int) -> None:

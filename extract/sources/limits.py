@@ -55,7 +55,12 @@ def check_bytes(path: str, what: str, size: int, most: int) -> None:
 
 
 def check_unfolding(
-  path: str, what: str, size: int, stored: int, most: int
+  path: str,
+  what: str,
+  size: int,
+  stored: int,
+  most: int,
+  most_unfolding: int = _MOST_UNFOLDING,
 ) -> None:
   """Raises InputError where few bytes unfold to many: no real data do.
 
@@ -68,9 +73,11 @@ def check_unfolding(
     size: bytes that it unfolds to.
     stored: bytes that it takes in the file.
     most: bytes that any part may unfold to.
+    most_unfolding: how many times its stored bytes a larger part may unfold to.
   """
-  if size > most and size > _MOST_UNFOLDING * stored:
+  if size > most and size > most_unfolding * stored:
     raise InputError(
       f"{path!r}: {what} unfolds from {stored:,} bytes to {size:,}, more than"
-      f" {_MOST_UNFOLDING:,} times as many: write the file anew without it."
+      f" {most:,} and {most_unfolding:,} times as many: write the file anew"
+      " without it."
     )

@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 from oneshot_dp.configs.errors import InputError, RunError, one_line
 from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.extract import storage
 from oneshot_dp.extract.pixel_columns import (
   has_pixels,
   is_pixel_struct,
@@ -34,8 +35,9 @@ from oneshot_dp.extract.sources.limits import (
 from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.parquet_columns import (
   STRINGS,
-  column_bytes,
+  ColumnSize,
   is_plain,
+  measure_column,
   named_values,
   open_parquet,
   read_values,
@@ -48,6 +50,8 @@ _BINARY = (pa.binary(), pa.large_binary(), pa.binary_view())
 _PARQUET = "Parquet file"
 _BATCH_BYTES = 1 << 25
 _KEPT_BYTES = 1 << 29
+_MAX_DICTIONARY_BYTES = 1 << 27
+"""Of a dictionary that is kept as one. Arrow copies it for each batch."""
 
 
 class _Batch(NamedTuple):
@@ -55,6 +59,7 @@ class _Batch(NamedTuple):
 
   start: int
   images: pa.Array
+  num_bytes: int
 
 
 class _GroupReader:
@@ -79,7 +84,7 @@ class _GroupReader:
   @property
   def kept_bytes(self) -> int:
     """Bytes of the batches in memory."""
-    return sum(batch.images.nbytes for batch in self.kept)
+    return sum(batch.num_bytes for batch in self.kept)
 
   def row(self, row: int) -> Any:
     """The cell of a row, as an Arrow scalar."""
@@ -101,23 +106,56 @@ class _GroupReader:
       raise self._fault
     for images in self._batches:
       self._check_unfolding(images)
-      batch = _Batch(self._next_row, images)
+      # Those on the way are kept, too: another thread asks for them next.
+      batch = _Batch(self._next_row, images, images.nbytes)
+      self.kept.append(batch)
       self._next_row += len(images)
       if row < self._next_row:
-        self.kept.append(batch)
         return images[row - batch.start]
+      while self.kept_bytes > _KEPT_BYTES:
+        self.kept.pop(0)
+    if self._fault is not None:
+      raise self._fault
     raise InputError(f"{self._file.path!r} has fewer rows than it states.")
 
   def _open(self) -> Iterator[Any]:
     with listed_files.reopened(self._file, _PARQUET) as content:
-      table = open_parquet(content, self._column)
+      metadata = parquet.read_metadata(content).row_group(self._group)
+      try:
+        size = self._measure(content, metadata)
+      except InputError as error:  # the file is as it was, and a bomb
+        self._fault = error
+        return
+      # What a thousand photographs of half a megabyte begin with, as pandas
+      # writes them, is a dictionary of 512 MB, of which no two rows share a
+      # cell.
+      expanded = size.dictionary_bytes > _MAX_DICTIONARY_BYTES
+      table = open_parquet(content, self._column, expanded=expanded)
       self.pixel_shape = noted_shape(table.schema_arrow.field(self._column))
-      metadata = table.metadata.row_group(self._group)
-      rows = _rows_per_batch(metadata, self._column)
+      rows = _rows_per_batch(metadata.num_rows, size, expanded=expanded)
       for batch in table.iter_batches(
         rows, row_groups=[self._group], columns=[self._column]
       ):
         yield batch.column(0)
+
+  def _measure(self, content: Any, metadata: Any) -> ColumnSize:
+    """InputError: a page, or all of them, unfold to more than real data do."""
+    path = self._file.path
+    size = measure_column(
+      content,
+      path,
+      metadata,
+      self._column,
+      first_page=storage.is_url(path),
+    )
+    check_unfolding(
+      path,
+      f"column {self._column!r}",
+      size.unfolded_bytes,
+      size.stored_bytes,
+      MAX_ARRAY_BYTES,
+    )
+    return size
 
   def _check_unfolding(self, images: pa.Array) -> None:
     """InputError: rows refer to one cell so often that it takes hours."""
@@ -175,7 +213,7 @@ class _Readers:
         kept_bytes -= reader.kept_bytes
         del self._readers[oldest]
       elif len(reader.kept) > 1:
-        kept_bytes -= reader.kept.pop(0).images.nbytes
+        kept_bytes -= reader.kept.pop(0).num_bytes
       else:
         return
 
@@ -319,9 +357,12 @@ def _locations(content: Any, path: str) -> np.ndarray:
   return locations
 
 
-def _rows_per_batch(group: Any, column: str) -> int:
-  bytes_per_row = column_bytes(group, column) / max(1, group.num_rows)
-  return max(1, min(1024, int(_BATCH_BYTES / max(1.0, bytes_per_row))))
+def _rows_per_batch(num_rows: int, size: ColumnSize, *, expanded: bool) -> int:
+  bytes_per_row = size.unfolded_bytes / max(1, num_rows)
+  rows = min(1024, int(_BATCH_BYTES / max(1.0, bytes_per_row)))
+  if expanded:  # each row may be the largest cell of the dictionary
+    rows = min(rows, MAX_IMAGE_BYTES // size.dictionary_bytes)
+  return max(1, rows)
 
 
 def _label_column(

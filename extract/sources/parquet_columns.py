@@ -1,7 +1,7 @@
 """Columns of Parquet files, read without unfolding what rows share."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import compute, parquet
@@ -12,6 +12,7 @@ from oneshot_dp.extract.sources.limits import (
   check_bytes,
   check_rows,
 )
+from oneshot_dp.extract.sources.parquet_pages import checked_pages
 
 STRINGS = (pa.string(), pa.large_string(), pa.string_view())
 _VALUES_AT_ONCE = 1 << 16
@@ -31,8 +32,10 @@ def read_values(content: Any, path: str, column: str) -> list[Any]:
     InputError: the column unfolds to too many rows or bytes.
   """
   table = open_parquet(content, column)
-  sizes = [column_bytes(group, column) for group in row_groups(table)]
-  check_bytes(path, f"column {column!r}", sum(sizes), MAX_COLUMN_BYTES)
+  num_bytes = 0
+  for group in row_groups(table):
+    num_bytes += measure_column(content, path, group, column).unfolded_bytes
+    check_bytes(path, f"column {column!r}", num_bytes, MAX_COLUMN_BYTES)
   values: list[Any] = []
   for batch in table.iter_batches(_VALUES_AT_ONCE, columns=[column]):
     values += python_values(path, column, batch.column(0))
@@ -88,7 +91,9 @@ def named_values(values: Sequence[Any], names: Sequence[str]) -> list[Any]:
   return named
 
 
-def open_parquet(content: Any, column: str) -> parquet.ParquetFile:
+def open_parquet(
+  content: Any, column: str, *, expanded: bool = False
+) -> parquet.ParquetFile:
   """Opens a file to read a column page by page, without expanding dictionaries.
 
   A dictionary may have one cell of 100 MB that each of a thousand rows refers
@@ -97,15 +102,16 @@ def open_parquet(content: Any, column: str) -> parquet.ParquetFile:
   Args:
     content: the open file.
     column: the column that will be read.
+    expanded: whether each row is to have a copy of its cell all the same.
   """
   content.seek(0)
   metadata = parquet.read_metadata(content)
-  leaves = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-  with_bytes = [
-    leaf.path
-    for leaf in leaves
-    if leaf.physical_type == "BYTE_ARRAY" and _is_part(leaf.path, column)
-  ]
+  with_bytes: list[str] = []
+  for i in range(metadata.num_columns):
+    leaf = metadata.schema.column(i)
+    is_binary = leaf.physical_type == "BYTE_ARRAY"
+    if is_binary and _is_part(leaf.path, column) and not expanded:
+      with_bytes.append(leaf.path)
   content.seek(0)
   return parquet.ParquetFile(
     content,
@@ -126,21 +132,60 @@ def row_groups(table: parquet.ParquetFile) -> list[Any]:
   return [metadata.row_group(i) for i in range(metadata.num_row_groups)]
 
 
-def column_bytes(group: Any, column: str) -> int:
-  """Computes the unpacked bytes of a column in a row group.
+class ColumnSize(NamedTuple):
+  """What a column of a row group takes.
 
-  A value counts as a byte at least: runs of equal pixels are short in a page.
+  Attributes:
+    num_values: of all its leaves, nulls included.
+    stored_bytes: that it takes in the file.
+    unfolded_bytes: of its pages. A value counts as a byte at least: runs of
+      equal pixels are short in a page.
+    dictionary_bytes: of the largest page that has values which rows refer to.
+  """
+
+  num_values: int
+  stored_bytes: int
+  unfolded_bytes: int
+  dictionary_bytes: int
+
+
+def measure_column(
+  content: Any, path: str, group: Any, column: str, *, first_page: bool = False
+) -> ColumnSize:
+  """Measures a column by its pages, and checks that each can be read.
 
   Args:
+    content: the open file.
+    path: of the file, for messages.
     group: the metadata of the row group.
     column: the name of the column.
+    first_page: whether only the first page is looked at, where a dictionary
+      is, and the footer is believed about the others. In a bucket each page of
+      a large column costs a request.
+
+  Raises:
+    InputError: a page unfolds to more than any page of real data.
   """
-  chunks = [group.column(i) for i in range(group.num_columns)]
-  return sum(
-    max(chunk.total_uncompressed_size, chunk.num_values)
-    for chunk in chunks
-    if _is_part(chunk.path_in_schema, column)
-  )
+  num_values = 0
+  stored = 0
+  unfolded = 0
+  dictionary = 0
+  for i in range(group.num_columns):
+    chunk = group.column(i)
+    if not _is_part(chunk.path_in_schema, column):
+      continue
+    stored += chunk.total_compressed_size
+    if first_page:
+      num_values += chunk.num_values
+      unfolded += max(chunk.total_uncompressed_size, chunk.num_values)
+    for page in checked_pages(content, path, column, chunk):
+      if page.is_dictionary:
+        dictionary = max(dictionary, page.unfolded_bytes)
+      if first_page:
+        break
+      num_values += page.num_values
+      unfolded += max(page.unfolded_bytes, page.num_values)
+  return ColumnSize(num_values, stored, unfolded, dictionary)
 
 
 def unfolded_bytes(images: pa.Array) -> int:
