@@ -172,7 +172,8 @@ def measure_column(
   dictionary = 0
   for i in range(group.num_columns):
     chunk = group.column(i)
-    if not _is_part(chunk.path_in_schema, column):
+    # A group without rows may have no pages, wherever it says that they are.
+    if not group.num_rows or not _is_part(chunk.path_in_schema, column):
       continue
     stored += chunk.total_compressed_size
     if first_page:
