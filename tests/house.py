@@ -133,8 +133,7 @@ def constructs_of(node: ast.AST) -> dict[str, int]:
   if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
     found["reflection"] = int(node.func.id in REFLECTION)
   if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-    sides = (node.left, node.right)
-    found["tricks"] = int(any(is_text(side) for side in sides))
+    found["tricks"] = int(is_text_times_truth(node))
   if isinstance(node, ast.BoolOp):
     found["tricks"] = int(any(is_mutation(value) for value in node.values))
   if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
@@ -142,6 +141,16 @@ def constructs_of(node: ast.AST) -> dict[str, int]:
     if docstring:
       found["docstrings %"] = docstring.count("\n") + 1
   return found
+
+
+def is_text_times_truth(product: ast.BinOp) -> bool:
+  """Whether text is multiplied, and not by a number that is written out."""
+  sides = (product.left, product.right)
+  is_repeated = any(
+    isinstance(side, ast.Constant) and isinstance(side.value, int)
+    for side in sides
+  )
+  return any(is_text(side) for side in sides) and not is_repeated
 
 
 def is_text(node: ast.AST) -> bool:

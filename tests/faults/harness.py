@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,3 +75,14 @@ def odd_files(folder: Path) -> dict[str, Path]:
 def everything_in(folder: Path) -> set[str]:
   """All names below a folder."""
   return {str(p.relative_to(folder)) for p in folder.rglob("*")}
+
+
+@contextlib.contextmanager
+def files_no_larger_than(num_bytes: int) -> Iterator[None]:
+  """EFBIG for what grows beyond it, where a full disk says ENOSPC."""
+  usual, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, most))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))

@@ -6,7 +6,6 @@ ONESHOT_DP_KILLS=200 pytest tests/faults/ledger_faults_test.py is the long form.
 import contextlib
 import os
 import random
-import resource
 import sqlite3
 import subprocess
 import time
@@ -23,7 +22,7 @@ from oneshot_dp.pipeline.ledger.entries import Cap, spent
 from oneshot_dp.pipeline.ledger.ledger import Ledger
 from tests.extract import object_server
 from tests.faults import writers
-from tests.faults.harness import KILLS, everything_in
+from tests.faults.harness import KILLS, everything_in, files_no_larger_than
 from tests.pipeline.command_line import start
 from tests.sample_caches import write_clusters
 
@@ -95,17 +94,6 @@ def test_ledger_cap_holds_in_a_race_of_eight_processes(path):
   assert len(charged) == fits
   assert len(refused) == 8
   assert spent(Ledger(path).entries()) == fits * COST
-
-
-@contextlib.contextmanager
-def files_no_larger_than(size):
-  """EFBIG for what grows beyond it, where a full disk says ENOSPC."""
-  usual, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (usual, hard))
 
 
 @pytest.mark.parametrize("ledger_is_new", [True, False])

@@ -1,8 +1,6 @@
 """Rows that are imported are stored as they are, or nothing is left behind."""
 
-import contextlib
 import dataclasses
-import resource
 
 import ml_dtypes
 import numpy as np
@@ -27,6 +25,7 @@ from tests.extract.cache.caches import (
   part,
 )
 from tests.extract.refusals import refused
+from tests.faults.harness import files_no_larger_than
 
 
 @pytest.mark.parametrize(("n", "d"), [(50, 9), (1, 1), (3, 16_384)])
@@ -166,17 +165,6 @@ def test_import_whose_iterator_fails_leaves_nothing_behind(
     write_cache(tmp_path / "cache", make_info(50, 9), failing())
 
   assert not (tmp_path / "cache").exists()
-
-
-@contextlib.contextmanager
-def files_no_larger_than(num_bytes):
-  """EFBIG for what grows beyond it, where a full disk says ENOSPC."""
-  usual, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, most))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))
 
 
 def test_import_where_the_temporary_folder_is_full_is_one_line(tmp_path):
