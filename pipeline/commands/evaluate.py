@@ -26,7 +26,7 @@ from oneshot_dp.pipeline.requests import EvalRequest, EvalSet
 
 if TYPE_CHECKING:
   from oneshot_dp.linear_dp.evaluate import Accuracy
-  from oneshot_dp.pipeline.runs.evaluation import Scores
+  from oneshot_dp.pipeline.runs.eval_rows import Scores
 
 _CLASSES_SHOWN = 10
 """How many of the weakest classes are listed."""
@@ -90,31 +90,22 @@ def run(flags: Flags) -> Answer:
   """Scores the head."""
   from oneshot_dp.extract import places
   from oneshot_dp.pipeline.heads.head_folder import refuse_exposed
-  from oneshot_dp.pipeline.runs.evaluation import score_head
+  from oneshot_dp.pipeline.runs.evaluation import dry_run_of_scores, score_head
 
   if flags.out is not None and places.exists(flags.out):
     raise InputError(f"--out {flags.out} already exists: name a new file.")
   if flags.out is not None and flags.noise_seed is not None:
     refuse_exposed(flags.out)
   if flags.dry_run:
-    from oneshot_dp.pipeline.runs.evaluation_dry_run import dry_run_of_scores
-
     return dry_run_of_scores(flags.request())
-  # `score_head` decides when there is an answer: it calls `show` after the
-  # charge.
-  answers = []
-
-  def show(scores: "Scores", class_names: Sequence[str]) -> None:
-    answer = _answer_of(flags, scores, class_names)
-    # What was paid for is kept, even where nobody reads standard output; and
-    # printed, even where it cannot be kept.
-    failure = None
-    if flags.out is not None:
-      failure = _write_answer(flags.out, answer)
-    answers.append(dataclasses.replace(answer, failure=failure))
-
-  score_head(flags.request(), show)
-  return answers[0]
+  scores, class_names = score_head(flags.request())
+  answer = _answer_of(flags, scores, class_names)
+  # What was paid for is kept, even where nobody reads standard output; and
+  # printed, even where it cannot be kept.
+  failure = None
+  if flags.out is not None:
+    failure = _write_answer(flags.out, answer)
+  return dataclasses.replace(answer, failure=failure)
 
 
 def _write_answer(out: Path, answer: Answer) -> RunError | None:

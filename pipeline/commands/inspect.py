@@ -210,16 +210,12 @@ def _inspect_images(flags: Flags) -> Answer:
 
 
 def _inspect_cache(path: str) -> _Findings:
+  from oneshot_dp.extract.cache.check import check_cache
   from oneshot_dp.extract.cache.duplicates import (
     describe_duplicates,
     find_duplicates,
   )
-  from oneshot_dp.extract.cache.read import (
-    ABSENT,
-    check_cache,
-    describe,
-    open_cache,
-  )
+  from oneshot_dp.extract.cache.read import ABSENT, describe, open_cache
 
   cache = open_cache(path)
   described = describe(cache)

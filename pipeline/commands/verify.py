@@ -122,7 +122,7 @@ def _heads_below(folder: Path) -> list[str]:
 
 def _verify_cache(flags: Flags) -> Answer:
   from oneshot_dp.extract import storage
-  from oneshot_dp.extract.cache.read import check_cache
+  from oneshot_dp.extract.cache.check import check_cache
   from oneshot_dp.pipeline.commands.inspect import is_cache
 
   if not is_cache(flags.path):

@@ -1,244 +1,110 @@
-"""Accuracies of heads on a test set: exact, or noisy where it is private."""
+"""Scores a saved head for `evaluate`, or says what that would cost."""
 
 import contextlib
-import dataclasses
-import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import has_several_owners
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.format import check_views
-from oneshot_dp.extract.cache.read import open_cache
-from oneshot_dp.linear_dp import accounting
-from oneshot_dp.linear_dp.accounting import (
-  format_rounded_up,
-  mu_squared_from_epsilon,
-)
-from oneshot_dp.linear_dp.distributed.hosts import ALONE, Hosts
-from oneshot_dp.linear_dp.evaluate import (
-  Accuracy,
-  evaluate_heads,
-  private_accuracies,
-)
-from oneshot_dp.linear_dp.heads.linear_head import LinearHead
+from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.linear_dp.noise import NoiseSource
-from oneshot_dp.linear_dp.private_sums import PrivateSums
-from oneshot_dp.linear_dp.rows import Rows, rows_of
+from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.heads.head_folder import SavedHead, read_head
-from oneshot_dp.pipeline.ledger.entries import ChargeRequest, LedgerEntry
 from oneshot_dp.pipeline.ledger.ledger import Ledger, open_existing_ledger
-from oneshot_dp.pipeline.requests import EvalRequest, EvalSet
-from oneshot_dp.pipeline.runs.cache_roles import (
-  CacheRole,
-  check_roles,
-  check_same_kind,
-  data_of,
+from oneshot_dp.pipeline.report.results import NORMAL_95, NOT_PRIVATE
+from oneshot_dp.pipeline.requests import EvalRequest
+from oneshot_dp.pipeline.runs.cache_roles import check_roles, check_same_kind
+from oneshot_dp.pipeline.runs.costs import (
+  costs_of,
+  describe_cost,
+  describe_planned_cost,
 )
-from oneshot_dp.pipeline.runs.costs import costs_of, describe_cost
+from oneshot_dp.pipeline.runs.eval_rows import (
+  EvalRows,
+  Scores,
+  open_eval_rows,
+)
+from oneshot_dp.pipeline.runs.messages import end_of_dry_run
+
+# A 95 % interval of the noise that is wider than this, at each side, tells
+# little of a head.
+_LARGE_NOISE = 0.1
 
 
-class EvalBudget(NamedTuple):
-  """(ε, δ) of all noisy accuracies of one run together."""
+def score_head(request: EvalRequest) -> tuple[Scores, Sequence[str]]:
+  """Scores one saved head, for `evaluate`.
 
-  epsilon: float
-  delta: float
-
-  @property
-  def mu_squared(self) -> float:
-    return mu_squared_from_epsilon(self.epsilon, self.delta)
-
-
-class Scores(NamedTuple):
-  """Accuracies, one for each head, and what is published about them as JSON."""
-
-  accuracies: Sequence[Accuracy]
-  facts: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class EvalRows:
-  """Rows on which heads are scored: exactly, or by noisy counts for a budget.
-
-  Attributes:
-    role: their cache, which is private exactly if there is a budget.
-    rows: the same, as private sums read them.
-    source: what noise is drawn from.
-    budget: what the noisy counts cost; None where the labels are public.
-  """
-
-  role: CacheRole
-  rows: Rows
-  source: NoiseSource
-  budget: EvalBudget | None
-
-  def charge_requests(self) -> list[ChargeRequest]:
-    """Returns what the scores cost, of all heads together; empty if nothing."""
-    if self.budget is None:
-      return []
-    info = self.role.cache.info
-    # With seeded noise there is no μ²: the charge says that something was shown
-    # that no ε covers.
-    mu_squared = None
-    if self.source.is_private:
-      mu_squared = str(Fraction(self.budget.mu_squared))
-    epsilon = format_rounded_up(self.budget.epsilon)
-    charge = LedgerEntry(
-      kind="charge",
-      description=f"accuracies at epsilon {epsilon}",
-      mu_squared=mu_squared,
-      unit=info.unit,
-      delta=self.budget.delta,
-    )
-    return [
-      ChargeRequest(
-        dataset=info.dataset,
-        charges=(charge,),
-        keys=self.role.keys,
-        cache=self.role.cache.path,
-      )
-    ]
-
-  def score(self, heads: Sequence[LinearHead]) -> Scores:
-    """Scores heads; noisy counts must have been charged before.
-
-    Formal guarantees: with a budget, all counts together are (ε, δ)-DP; see
-    `private_accuracies`. Without, they are exact.
-    """
-    if self.budget is None:
-      accuracies = evaluate_heads(heads, self.role.cache.blocks())
-      return Scores(accuracies, self.facts_of_exact_counts(accuracies[0]))
-    # Of a part, only the mean number of rows is public.
-    count_is_private = not self.role.cache.part.is_whole
-    # All heads are scored by one release, see `private_accuracies`: what
-    # accuracies cost does not depend on how many heads there are.
-    mu_squared = self.budget.mu_squared
-    sums = PrivateSums(self.source, mu_squared)
-    accuracies = private_accuracies(
-      sums,
-      self.rows,
-      heads,
-      mu_squared=mu_squared,
-      count_units=count_is_private,
-    )
-    num_examples = accuracies[0].num_examples
-    # The last release is the counts of right answers; the number of units, if
-    # it is released at all, comes before. Each count was multiplied by √H.
-    noise_multiplier = float(sums.releases[-1].noise_multiplier)
-    accuracy_sd = noise_multiplier * math.sqrt(len(heads)) / num_examples
-    facts = self.facts_of_noisy_counts(num_examples, accuracy_sd)
-    return Scores(accuracies, facts)
-
-  def expected_accuracy_sd(self) -> float:
-    """Computes how noisy the accuracy of one head will be, from public facts.
-
-    Returns:
-      The standard deviation of the noise, a fraction; 0 where labels are
-      public. With units of many rows it is the least that it can be: there are
-      at most as many units as rows, and how many is private.
-    """
-    if self.budget is None:
-      return 0.0
-    mu_squared = self.budget.mu_squared
-    cache = self.role.cache
-    # As in `private_accuracies`: half of the budget pays for the number of
-    # rows or units, where that is private.
-    if cache.info.has_units or not cache.part.is_whole:
-      mu_squared /= 2
-    return mu_squared**-0.5 / cache.n
-
-  def facts_of_exact_counts(self, accuracy: Accuracy) -> dict[str, Any]:
-    """States which rows an exact accuracy was measured on."""
-    return {
-      **self._facts_of_rows(),
-      "num_examples": accuracy.num_examples,
-      "class_rows": accuracy.class_rows,
-    }
-
-  def facts_of_noisy_counts(
-    self, num_examples: int, accuracy_sd: float
-  ) -> dict[str, Any]:
-    """States which rows noisy accuracies were measured on, and their cost.
-
-    Args:
-      num_examples: about how many rows, or units, were scored.
-      accuracy_sd: standard deviation of the noise on an accuracy, a fraction.
-    """
-    assert self.budget is not None
-    return {
-      **self._facts_of_rows(),
-      "num_examples": num_examples,
-      "privacy_unit": self.role.cache.info.unit,
-      "private": self.source.is_private,
-      "epsilon": self.budget.epsilon,
-      "delta": self.budget.delta,
-      "noise_source": self.source.description,
-      "accuracy_sd": accuracy_sd,
-    }
-
-  def _facts_of_rows(self) -> dict[str, Any]:
-    info = self.role.cache.info
-    return {
-      "labels": self.role.role,
-      "dataset": info.dataset,
-      "split": info.split,
-      "rows": str(self.role.cache.part),
-    }
-
-
-def open_eval_rows(
-  eval_set: EvalSet,
-  *,
-  flag: str,
-  delta: float | None,
-  source: NoiseSource,
-  allow_weak_privacy: bool,
-  hosts: Hosts = ALONE,
-) -> EvalRows:
-  """Opens a test set, and reads every row of it once to validate it.
+  Formal guarantees: labels that are private, by --private-eval or because the
+  ledger holds their rows, leave as noisy counts that were charged before, or
+  not at all.
 
   Args:
-    eval_set: the cache, its part, and what is to be spent on it.
-    flag: the flag that named the cache, for messages.
-    delta: δ of its budget, needed where it has one.
-    source: what noise is drawn from.
-    allow_weak_privacy: allow δ ≥ 1/n and ε > 20.
-    hosts: this host among the others of the run.
+    request: what to score, and what may be spent on it.
+
+  Returns:
+    The scores, and the names of the classes. Where a charge paid for them, the
+    ledger has noted by now that they were shown, so that no other answer is
+    drawn for the charge, whatever becomes of this one.
 
   Raises:
-    InputError: there is no such cache, its budget is not a guarantee, or a row
-      of it cannot be scored.
+    InputError: a ledger that is named does not exist, and nothing is charged;
+      another backbone or other classes; rows that the ledger holds as
+      private, and no --private-eval; or the charge would exceed the cap.
   """
-  cache = open_cache(eval_set.cache, eval_set.part)
-  # δ is compared with n of the test rows: those are whose labels are protected.
-  budget = None
-  if eval_set.private_epsilon is not None:
-    if delta is None:
-      raise InputError("--private-eval needs --delta, too.")
-    accounting.check_budget(
-      eval_set.private_epsilon,
-      delta,
-      allow_weak_privacy=allow_weak_privacy,
-      flag="--private-eval",
-    )
-    accounting.check_delta(
-      delta, cache.n, allow_weak_privacy=allow_weak_privacy
-    )
-    budget = EvalBudget(eval_set.private_epsilon, delta)
-  # A unit's rows one by one, each at its share of the unit's weight: accuracy
-  # is about rows, and means of a unit's classes are no rows.
-  data = data_of(cache, hosts)
-  rows = rows_of(data, per_row=True)
-  rows.validate()
-  data.check_across_hosts()
-  role = CacheRole(cache, "public" if budget is None else "private", flag)
-  return EvalRows(role=role, rows=rows, source=source, budget=budget)
+  saved, eval_rows, ledger = _open_evaluation(request)
+  class_names = eval_rows.role.cache.info.class_names
+  if eval_rows.budget is None:
+    for note in _check_labels_are_public(request, saved, eval_rows, ledger):
+      print(note, file=sys.stderr)
+    return eval_rows.score([saved.trained.head]), class_names
+  requests = eval_rows.charge_requests()
+  charge_ids = ledger.charge(
+    requests,
+    request.place,
+    _evaluation_identity(request, saved, eval_rows),
+  )
+  with _name_the_charge(ledger):
+    if eval_rows.source.is_private:
+      (cost,) = costs_of(
+        requests, ledger.entries(), charge_ids, eval_rows.budget.delta
+      )
+      charge = f"{describe_cost(cost, 'is charged')}, in {ledger.path}"
+      print(charge, file=sys.stderr)
+    scores = eval_rows.score([saved.trained.head])
+    # The charge pays for one answer. It is noted first: an answer that is in
+    # view before could be drawn again, with other noise, by a second command or
+    # after a kill, and their mean has less noise than was paid for.
+    ledger.deliver(charge_ids, {})
+  return scores, class_names
 
 
-def open_evaluation(
+def dry_run_of_scores(request: EvalRequest) -> Answer:
+  """Checks everything that `score_head` checks, and states the cost.
+
+  Formal guarantees: nothing is scored, charged or written. What is said follows
+  from public facts, and from what the ledger was charged.
+
+  Raises:
+    InputError: what `score_head` would refuse, its charge included.
+  """
+  saved, eval_rows, ledger = _open_evaluation(request)
+  if eval_rows.budget is None:
+    warnings = _check_labels_are_public(request, saved, eval_rows, ledger)
+    lines = ["accuracies would be exact, as the labels are public: no charge"]
+    facts = {"labels": "public", "costs": []}
+  else:
+    warnings = _warnings_of_noise(eval_rows)
+    lines, facts = _private_scores(request, saved, eval_rows, ledger)
+  return Answer(
+    text="\n".join([*warnings, *lines, end_of_dry_run(ledger)]),
+    facts={"dry_run": True, "warnings": warnings, **facts},
+  )
+
+
+def _open_evaluation(
   request: EvalRequest,
 ) -> tuple[SavedHead, EvalRows, Ledger]:
   """Opens and checks the head, the test rows and the ledger of a request.
@@ -276,54 +142,6 @@ def open_evaluation(
   return saved, eval_rows, ledger
 
 
-def score_head(
-  request: EvalRequest, show: Callable[[Scores, Sequence[str]], None]
-) -> None:
-  """Scores one saved head, for `evaluate`.
-
-  Formal guarantees: labels that are private, by --private-eval or because the
-  ledger holds their rows, leave as noisy counts that were charged before, or
-  not at all.
-
-  Args:
-    request: what to score, and what may be spent on it.
-    show: takes the scores and the names of the classes. Where a charge paid
-      for them it is called after the ledger has noted that they were shown, so
-      that no other answer is drawn for the charge, whatever happens to this.
-
-  Raises:
-    InputError: a ledger that is named does not exist, and nothing is charged;
-      another backbone or other classes; rows that the ledger holds as
-      private, and no --private-eval; or the charge would exceed the cap.
-  """
-  saved, eval_rows, ledger = open_evaluation(request)
-  class_names = eval_rows.role.cache.info.class_names
-  if eval_rows.budget is None:
-    for note in check_labels_are_public(request, saved, eval_rows, ledger):
-      print(note, file=sys.stderr)
-    show(eval_rows.score([saved.trained.head]), class_names)
-    return
-  requests = eval_rows.charge_requests()
-  charge_ids = ledger.charge(
-    requests,
-    request.place,
-    evaluation_identity(request, saved, eval_rows),
-  )
-  with _name_the_charge(ledger):
-    if eval_rows.source.is_private:
-      (cost,) = costs_of(
-        requests, ledger.entries(), charge_ids, eval_rows.budget.delta
-      )
-      said = f"{describe_cost(cost, 'is charged')}, in {ledger.path}"
-      print(said, file=sys.stderr)
-    scores = eval_rows.score([saved.trained.head])
-    # The charge pays for one answer. It is noted first: an answer that is in
-    # view before could be drawn again, with other noise, by a second command or
-    # after a kill, and their mean has less noise than was paid for.
-    ledger.deliver(charge_ids, {})
-  show(scores, class_names)
-
-
 @contextlib.contextmanager
 def _name_the_charge(ledger: Ledger) -> Iterator[None]:
   """Adds to an error after a charge what became of the charge."""
@@ -338,7 +156,7 @@ def _name_the_charge(ledger: Ledger) -> Iterator[None]:
     ) from error
 
 
-def check_labels_are_public(
+def _check_labels_are_public(
   request: EvalRequest, saved: SavedHead, eval_rows: EvalRows, ledger: Ledger
 ) -> list[str]:
   """Refuses exact scores on rows that are known as private.
@@ -395,7 +213,7 @@ def _refuse_training_rows(saved: SavedHead, eval_rows: EvalRows) -> None:
     )
 
 
-def evaluation_identity(
+def _evaluation_identity(
   request: EvalRequest, saved: SavedHead, eval_rows: EvalRows
 ) -> dict[str, Any]:
   """Returns what distinguishes an evaluation from all others; PRIVATE.
@@ -416,3 +234,57 @@ def evaluation_identity(
     "budget": [budget.epsilon, budget.delta],
     "noise_seed": request.noise_seed,
   }
+
+
+def _private_scores(
+  request: EvalRequest, saved: SavedHead, eval_rows: EvalRows, ledger: Ledger
+) -> tuple[list[str], dict[str, Any]]:
+  """Says what noisy accuracies would cost; returns lines and facts."""
+  assert eval_rows.budget is not None
+  requests = eval_rows.charge_requests()
+  lines = [_noise_line(eval_rows)]
+  charge_ids = ledger.preview(
+    requests,
+    request.place,
+    _evaluation_identity(request, saved, eval_rows),
+  )
+  costs = costs_of(
+    requests, ledger.entries(), charge_ids, eval_rows.budget.delta
+  )
+  if eval_rows.source.is_private:
+    for cost in costs:
+      lines.append(describe_planned_cost(cost, was_charged=len(charge_ids) > 0))
+  else:
+    lines.append(f"the noise is that of a seed, {NOT_PRIVATE}")
+  facts = {
+    "labels": "private",
+    "private": eval_rows.source.is_private,
+    "accuracy_sd": eval_rows.expected_accuracy_sd(),
+    "costs": costs,
+  }
+  return lines, facts
+
+
+def _noise_line(eval_rows: EvalRows) -> str:
+  assert eval_rows.budget is not None
+  cache = eval_rows.role.cache
+  points = 100 * NORMAL_95 * eval_rows.expected_accuracy_sd()
+  epsilon = format_rounded_up(eval_rows.budget.epsilon)
+  line = (
+    f"top-1 at epsilon {epsilon}, delta {eval_rows.budget.delta:g}: noise of"
+    f" ±{points:.3g} points in 95 of 100 cases"
+  )
+  # The number of units is private, and what is paid for it is known only then.
+  if cache.info.has_units:
+    line += f", more with fewer units ({cache.info.unit}) than {cache.n:,}"
+  return line
+
+
+def _warnings_of_noise(eval_rows: EvalRows) -> list[str]:
+  noise = NORMAL_95 * eval_rows.expected_accuracy_sd()
+  if noise <= _LARGE_NOISE:
+    return []
+  return [
+    f"warning: noise of ±{100 * noise:.3g} points tells little of a head: give"
+    " more test rows or a larger epsilon"
+  ]

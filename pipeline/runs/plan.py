@@ -39,7 +39,7 @@ from oneshot_dp.pipeline.runs.cache_roles import (
   check_roles,
   data_of,
 )
-from oneshot_dp.pipeline.runs.evaluation import EvalRows, open_eval_rows
+from oneshot_dp.pipeline.runs.eval_rows import EvalRows, open_eval_rows
 from oneshot_dp.pipeline.runs.price import (
   Job,
   charge_requests,

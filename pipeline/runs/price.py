@@ -17,7 +17,7 @@ from oneshot_dp.pipeline.ledger.entries import (
 )
 from oneshot_dp.pipeline.requests import TrainRequest
 from oneshot_dp.pipeline.runs.cache_roles import CacheRole
-from oneshot_dp.pipeline.runs.evaluation import EvalRows
+from oneshot_dp.pipeline.runs.eval_rows import EvalRows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

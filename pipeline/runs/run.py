@@ -31,7 +31,7 @@ from oneshot_dp.pipeline.ledger.delivery import (
   Delivery,
 )
 from oneshot_dp.pipeline.requests import TrainRequest
-from oneshot_dp.pipeline.runs.evaluation import EvalRows, Scores
+from oneshot_dp.pipeline.runs.eval_rows import EvalRows, Scores
 from oneshot_dp.pipeline.runs.messages import (
   costs_with_ledger,
   dry_run_lines,

@@ -23,7 +23,7 @@ from oneshot_dp.pipeline.report.results import (
   HeadRow,
   informative_top5,
 )
-from oneshot_dp.pipeline.runs.evaluation import EvalRows, Scores
+from oneshot_dp.pipeline.runs.eval_rows import EvalRows, Scores
 from oneshot_dp.pipeline.runs.plan import Plan
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import object_store, storage
-from oneshot_dp.extract.cache.read import check_cache, open_cache
+from oneshot_dp.extract.cache.check import check_cache
+from oneshot_dp.extract.cache.read import open_cache
 from tests.extract.cache.caches import digest, make_info, run_job
 from tests.extract.object_server import BUCKET, served
 from tests.extract.refusals import refused

@@ -8,8 +8,9 @@ import pytest
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract import object_store, storage
+from oneshot_dp.extract.cache.check import check_cache
 from oneshot_dp.extract.cache.format import INFO_FILE
-from oneshot_dp.extract.cache.read import check_cache, open_cache
+from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.extract.cache.shard_file import CacheJob
 from oneshot_dp.extract.cache.write import finalize, start_or_resume
 from tests.extract.cache.caches import make_info, put, put_late, run_job

@@ -6,13 +6,9 @@ import json
 import numpy as np
 import pytest
 
+from oneshot_dp.extract.cache.check import check_cache
 from oneshot_dp.extract.cache.format import INFO_FILE
-from oneshot_dp.extract.cache.read import (
-  FeatureCache,
-  check_cache,
-  describe,
-  open_cache,
-)
+from oneshot_dp.extract.cache.read import FeatureCache, describe, open_cache
 from oneshot_dp.extract.cache.row_values import (
   stored_norm,
   validate_and_cast_rows,

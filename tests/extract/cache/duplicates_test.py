@@ -7,12 +7,13 @@ import pytest
 
 from oneshot_dp.configs.extract_config import DISTINCT_IMAGE, FIXED_GRAPH
 from oneshot_dp.configs.parts import Part
+from oneshot_dp.extract.cache.check import check_cache
 from oneshot_dp.extract.cache.duplicates import (
   Duplicates,
   describe_duplicates,
   find_duplicates,
 )
-from oneshot_dp.extract.cache.read import check_cache, open_cache
+from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.extract.job.job import run_extraction
 from tests.extract.cache.caches import columns
 from tests.extract.job.jobs import job_of, write_folder

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import RunError
-from oneshot_dp.extract.cache.read import check_cache
+from oneshot_dp.extract.cache.check import check_cache
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,
 )

@@ -11,8 +11,8 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract import storage
+from oneshot_dp.extract.cache.check import check_cache
 from oneshot_dp.extract.cache.format import INFO_FILE
-from oneshot_dp.extract.cache.read import check_cache
 from oneshot_dp.extract.cache.shard_file import CacheJob
 from oneshot_dp.extract.cache.write import (
   JOB_FILE,

@@ -9,8 +9,9 @@ import pytest
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EXAMPLE
 from oneshot_dp.extract.cache import shard_file
+from oneshot_dp.extract.cache.check import check_cache
 from oneshot_dp.extract.cache.format import INFO_FILE
-from oneshot_dp.extract.cache.read import check_cache, open_cache
+from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.extract.cache.row_values import stored_norm
 from oneshot_dp.extract.cache.shard_file import (
   CacheJob,

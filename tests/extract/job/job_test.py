@@ -9,7 +9,8 @@ import pytest
 
 from oneshot_dp.configs.errors import BrokenImageError, RunError
 from oneshot_dp.configs.extract_config import PreprocessConfig
-from oneshot_dp.extract.cache.read import check_cache, open_cache
+from oneshot_dp.extract.cache.check import check_cache
+from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.extract.images import image_key
 from oneshot_dp.extract.job import shard
 from oneshot_dp.extract.job.job import run_extraction
