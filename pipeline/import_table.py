@@ -5,7 +5,7 @@ same code: see `extract/sources/`.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,12 +30,6 @@ from oneshot_dp.extract.sources.labels import (
   class_names,
   label_numbers,
 )
-from oneshot_dp.extract.sources.listed_files import File
-from oneshot_dp.extract.sources.location import (
-  common_folder,
-  expand_location,
-  list_tables,
-)
 from oneshot_dp.extract.sources.owner_names import (
   check_owner_names,
   check_owners,
@@ -43,15 +37,11 @@ from oneshot_dp.extract.sources.owner_names import (
 )
 from oneshot_dp.extract.sources.splits import (
   check_splits,
-  resolve_split,
-  split_tables,
-  split_words,
   warn_of_indices,
 )
 from oneshot_dp.pipeline.import_columns import (
   Columns,
   ImportRequest,
-  candidates,
   check_unused_columns,
   embedding_blocks,
   embedding_dtype,
@@ -59,17 +49,10 @@ from oneshot_dp.pipeline.import_columns import (
   stated_splits,
   whole_numbers,
 )
-from oneshot_dp.pipeline.vector_files import (
-  SUFFIXES,
-  VectorFile,
-  open_vector_file,
-  read_column,
-)
+from oneshot_dp.pipeline.import_files import list_files
+from oneshot_dp.pipeline.vector_files import VectorFile, read_column
 
 _MOST_SHARD_BYTES = 1 << 28
-_UNNAMED_SPLIT = "all"
-"""The split that `split_tables` gives to files whose names tell of none."""
-_DEFAULT_SPLIT = "train"
 _LABELS_SOURCE: NumClassesSource = "labels (treated as public)"
 
 
@@ -161,7 +144,7 @@ def import_table(
     unit = DISTINCT_IMAGE
   # Everything but the vectors is read and checked before the first byte is
   # written; vectors are read in blocks while the cache is.
-  name, split_name, files = _list_files(request)
+  name, split_name, files = list_files(request)
   dataset = dataset_name or name
   check_name("--dataset-name", dataset)
   tables = _open_tables(request, split_name, files)
@@ -191,67 +174,6 @@ def _shard_rows(feature_dim: int) -> int:
   """Rows of a shard, which memory holds: fewer of very wide vectors."""
   most = _MOST_SHARD_BYTES // (4 * feature_dim)
   return max(1, min(CacheInfo.shard_rows, most))
-
-
-def _list_files(request: ImportRequest) -> tuple[str, str, list[VectorFile]]:
-  """Returns the names of data set and split, and the files of the split."""
-  paths = expand_location([request.location])
-  name, files = list_tables(paths, SUFFIXES)
-  if len(paths) == 1:
-    name = Path(name).stem if name.lower().endswith(SUFFIXES) else name
-  # Engines write aside what begins with _: _temporary, _SUCCESS.
-  listed = {
-    path: file
-    for path, file in files.items()
-    if "/_" not in f"/{path}" or path in paths
-  }
-  if not any(path.lower().endswith(SUFFIXES) for path in listed):
-    raise InputError(
-      f"{request.location!r} has no {' or '.join(SUFFIXES)} of embeddings: of"
-      " images, `oneshot-dp extract` makes a cache."
-    )
-  by_split = split_tables(listed, SUFFIXES)
-  is_one_npz = len(listed) == 1 and next(iter(listed)).lower().endswith(".npz")
-  if is_one_npz:
-    by_split = _splits_of_arrays(request, listed)
-  # Where no name tells of a split, the flag says what it is to be called.
-  if set(by_split) == {_UNNAMED_SPLIT}:
-    split = request.split or _split_of_columns(request)
-    members = by_split[_UNNAMED_SPLIT]
-  else:
-    split, members = resolve_split(request.location, request.split, by_split)
-  root = common_folder(files)
-  return name, split, [open_vector_file(listed[path], root) for path in members]
-
-
-def _split_of_columns(request: ImportRequest) -> str:
-  """The split that the names of columns tell, as X_test; or the default."""
-  for column in (request.embedding, request.label):
-    for split in split_words(column or "").values():
-      return split
-  return _DEFAULT_SPLIT
-
-
-def _splits_of_arrays(
-  request: ImportRequest, listed: Mapping[str, File]
-) -> dict[str, list[str]]:
-  """The splits that the arrays of an npz are named after, as in train_label.
-
-  An npz whose arrays have plain names is of whatever split is asked for.
-  """
-  ((path, file),) = listed.items()
-  names = open_vector_file(file).shapes
-  suffixes = [f"_{name}" for name in candidates(request.embedding, "embedding")]
-  splits = [
-    name.removesuffix(suffix)
-    for name in names
-    for suffix in suffixes
-    if name.endswith(suffix) and name != suffix
-  ]
-  is_plain = any(suffix.removeprefix("_") in names for suffix in suffixes)
-  if is_plain or not splits:
-    return {_UNNAMED_SPLIT: [path]}
-  return {split: [path] for split in splits}
 
 
 def _open_tables(

@@ -43,6 +43,7 @@ FLOORS = {
       "ledger",
       "vector_files",
       "import_columns",
+      "import_files",
       "import_table",
       independent=False,
     ),

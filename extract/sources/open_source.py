@@ -198,13 +198,7 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
   all_rows: list[FileRows] = []
   labels: list[np.ndarray] = []
   units: list[np.ndarray] = []
-  splits: dict[str, set[Any]] = {}
-  unused: set[str] = set()
   for file in files:
-
-    def where(row: int, path: str = file.path) -> str:
-      return f"{path}[{row}]"
-
     rows = format_of(file.path).list_rows(config, file, labeled=True)
     file_names = class_names(rows.class_names, config, file.path)
     if all_rows and file_names != names:
@@ -212,33 +206,22 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
         f"{file.path!r} defines different classes from the other files."
       )
     names = file_names
-    numbers = label_numbers(
-      rows.labels, names, rows.label_column, where, rows.are_indices
-    )
-    _check_length(file, rows, len(numbers))
-    labels.append(np.array(numbers, np.int32))
-    if config.units is not None:
-      numbers = units_of_column(
-        list(rows.units), config.units, where, unit_names
-      )
-      _check_length(file, rows, len(numbers))
-      units.append(np.array(numbers, np.int64))
     all_rows.append(rows)
-    for column, values in rows.splits.items():
-      splits.setdefault(column, set()).update(values)
-    if config.units is None:
-      unused.update(rows.other_columns)
-  # Over all files: a file of each split is the mistake, too, where their names
-  # do not say it.
+    labels.append(_labels_of(file, rows, names))
+    if config.units is not None:
+      units.append(_units_of(file, rows, config.units, unit_names))
   place = files[0].path if len(files) == 1 else config.location[0]
-  for column, values in splits.items():
-    check_splits(place, config.split or "all", column, values)
-  check_unused_owners(place, unused)
-  check_owner_names(unit_names.values(), config.units or EXAMPLE)
+  _check_splits(place, config.split or "all", all_rows)
   unit_ids = None
-  if units:
+  if config.units is None:
+    unused: set[str] = set()
+    for rows in all_rows:
+      unused.update(rows.other_columns)
+    check_unused_owners(place, unused)
+  else:
+    check_owner_names(unit_names.values(), config.units)
     unit_ids = np.concatenate(units)
-    check_owners(config.units or EXAMPLE, unit_ids, np.concatenate(labels))
+    check_owners(config.units, unit_ids, np.concatenate(labels))
   return Source(
     name=config.name or "",
     split=config.split or "all",
@@ -250,6 +233,42 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
     columns=tuple(rows.column for rows in all_rows),
     locations=_locations(all_rows),
   )
+
+
+def _labels_of(file: File, rows: FileRows, names: Sequence[str]) -> np.ndarray:
+  """The class index of each row of a file."""
+  numbers = label_numbers(
+    rows.labels,
+    names,
+    rows.label_column,
+    lambda row: f"{file.path}[{row}]",
+    rows.are_indices,
+  )
+  _check_length(file, rows, len(numbers))
+  return np.array(numbers, np.int32)
+
+
+def _units_of(
+  file: File, rows: FileRows, unit: str, unit_names: dict[int, str]
+) -> np.ndarray:
+  """The number of each row's owner; `unit_names` grows by their names."""
+  numbers = units_of_column(
+    list(rows.units), unit, lambda row: f"{file.path}[{row}]", unit_names
+  )
+  _check_length(file, rows, len(numbers))
+  return np.array(numbers, np.int64)
+
+
+def _check_splits(place: str, split: str, all_rows: Sequence[FileRows]) -> None:
+  """InputError: a column of the files says that rows are of several splits."""
+  # Over all files: a file of each split is the mistake, too, where their names
+  # do not say it.
+  values_of: dict[str, set[Any]] = {}
+  for rows in all_rows:
+    for column, values in rows.splits.items():
+      values_of.setdefault(column, set()).update(values)
+  for column, values in values_of.items():
+    check_splits(place, split, column, values)
 
 
 def _check_length(file: File, rows: FileRows, count: int) -> None:

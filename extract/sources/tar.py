@@ -85,15 +85,14 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
       label_key = "cls" if has_cls else "label"
     if labeled:
       labels = _values(content, samples, label_key, file.path)
-    if config.units is not None:
-      units = _values(content, samples, config.units, file.path)
-    if labeled:
       used = (label_key, config.units)
       other_columns = _some_columns(content, samples, file.path)
       for name in other_columns:
         if may_say_split(name) and name not in used:
           splits[name] = _values(content, samples, name, file.path)
       splits["names of folders"] = _folder_splits(samples)
+    if config.units is not None:
+      units = _values(content, samples, config.units, file.path)
   # An image is a range of the tar: workers read it without a look at the
   # headers.
   locations = np.zeros((len(samples), 2), np.int64)
