@@ -1,6 +1,7 @@
 """Scores a saved head for `evaluate`, or says what that would cost."""
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import has_several_owners
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.format import check_views
+from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.linear_dp.accounting import format_rounded_up
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.pipeline import Answer
@@ -178,7 +180,8 @@ def _check_labels_are_public(
   # Two checks, because either may know what the other does not: the receipt
   # names the cache that the head was trained on, the ledger knows rows by
   # content.
-  _refuse_training_rows(saved, eval_rows)
+  if not _has_other_rows(saved, eval_rows.role.cache, ledger):
+    _refuse_training_rows(saved, eval_rows)
   notes = check_roles(
     [eval_rows.role],
     ledger,
@@ -190,6 +193,26 @@ def _check_labels_are_public(
       f" on rows of {eval_rows.role.cache.name} was not checked"
     )
   return notes
+
+
+def _has_other_rows(
+  saved: SavedHead, cache: FeatureCache, ledger: Ledger
+) -> bool:
+  """Whether the ledger knows that a head was trained on another cache.
+
+  Two caches of one data set, as for cross-validation, may have equal metadata,
+  and so one fingerprint. The ledger has a digest of the training rows, and
+  compares them by content, too.
+  """
+  released = ledger.heads().get(saved.stated["weights_sha256"])
+  if released is None:
+    return False
+  trained_on: list[str] = []
+  for charge in ledger.paid(released.charge)[:1]:
+    trained_on = charge.identity.get("private_digests", [])
+  part = Part.parse(saved.stated["rows"])
+  digest = dataclasses.replace(cache, part=part).private_digest
+  return bool(trained_on) and trained_on[0] != digest
 
 
 def _refuse_training_rows(saved: SavedHead, eval_rows: EvalRows) -> None:
@@ -206,10 +229,11 @@ def _refuse_training_rows(saved: SavedHead, eval_rows: EvalRows) -> None:
   last = min(trained_on.last, cache.part.last)
   if first < last or has_several_owners(cache.info.unit):
     raise InputError(
-      f"{saved.path} was trained on rows of {eval_rows.role}, and exact"
-      " accuracies on them would give their private labels away: score other"
-      " rows, such as another part by --rows, or score these with"
-      " --private-eval."
+      f"{saved.path} was trained on rows of {eval_rows.role}, by its receipt,"
+      " and exact accuracies on them would give their private labels away:"
+      " score other rows, such as another part by --rows, or score these with"
+      " --private-eval. (If these are other rows under one description, the"
+      " ledger that was charged knows: name it with --ledger.)"
     )
 
 

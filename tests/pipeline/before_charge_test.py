@@ -246,6 +246,34 @@ def test_the_rows_that_a_head_was_trained_on_are_refused_without_its_ledger(
   succeeds(capsys, *words, "--rows", "[80%:]")
 
 
+def test_other_rows_of_one_description_are_scored_if_the_ledger_knows_the_head(
+  capsys, place, train_cache
+):
+  # As two folds of one data set, which are as many.
+  succeeds(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
+  fold = write_clusters(Path("fold"), seed=3)
+  assert fold.info.fingerprint == train_cache.info.fingerprint
+  words = ["evaluate", "h", "--cache", "fold"]
+
+  succeeds(capsys, *words)
+
+  Path("state/ledger.sqlite").unlink()
+  assert "by its receipt" in fails(capsys, *words)
+
+
+def test_training_rows_in_another_order_are_known_by_content(
+  capsys, place, train_cache
+):
+  succeeds(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
+  x, y = clusters()
+  moved = write_rows(Path("moved"), x[::-1], y[::-1], num_classes=4)
+  assert moved.info.fingerprint == train_cache.info.fingerprint
+
+  refusal = fails(capsys, "evaluate", "h", "--cache", "moved")
+
+  assert "more than half of the rows of --cache" in refusal
+
+
 def test_a_class_without_test_rows_is_named(capsys, place):
   succeeds(capsys, *place("TRAIN --epsilon 8 --head lamb --out h"))
   x, y = clusters((20,) * 4, seed=1)
