@@ -37,6 +37,9 @@ while read -r line; do servers=$line; done
 [ -z "$servers" ] || kill -9 $servers 2>/dev/null
 """
 _LOOK_SECONDS = 0.05
+LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+"""The runner that works in this process, or in others of this machine."""
+_FLINK_IN_JOB_SERVER = ("[local]", "[auto]")
 _EMBEDDED = "embed"
 """The endpoint of a job server within the command itself."""
 _ADDRESS = re.compile(r"(?:[a-z]+://)?([^/:,\[\]]+):(\d{1,5})/?")
@@ -56,28 +59,50 @@ def check_engine(options: PipelineOptions) -> None:
     InputError: an option is missing, or names a program that does not exist.
     RunError: nobody answers at an address.
   """
-  runner = str(options.view_as(StandardOptions).runner).lower()
+  runner = options.view_as(StandardOptions).runner
   endpoint = options.view_as(PortableOptions).job_endpoint
   if endpoint and endpoint != _EMBEDDED:
     _check_answers("--job_endpoint", endpoint, "job server")
   if endpoint:
     return
-  if runner == "portablerunner":
+  if runner == "PortableRunner":
     raise InputError(
       "--runner=PortableRunner needs --job_endpoint=HOST:PORT, where a job"
       " server listens."
     )
-  if runner == "prismrunner":
+  if runner == "PrismRunner":
     path = options.view_as(PrismRunnerOptions).prism_location
     _check_program("--prism_location", path)
-  if runner == "flinkrunner":
+  if runner == "FlinkRunner":
     flink = options.view_as(FlinkRunnerOptions)
     _check_program("--flink_job_server_jar", flink.flink_job_server_jar)
     _check_answers("--flink_master", flink.flink_master, "Flink")
-  if runner == "sparkrunner":
+  if runner == "SparkRunner":
     spark = options.view_as(SparkRunnerOptions)
     _check_program("--spark_job_server_jar", spark.spark_job_server_jar)
     _check_answers("--spark_master_url", spark.spark_master_url, "Spark")
+
+
+def ends_with_command(options: PipelineOptions) -> bool:
+  """Whether no part of a job outlives the command and the server it starts.
+
+  Args:
+    options: Beam's options, before a runner has begun with them.
+
+  Returns:
+    True where the engine is in them. Of Spark it is the driver, without which
+    Spark ends a job. False where that is not known.
+  """
+  endpoint = options.view_as(PortableOptions).job_endpoint
+  if endpoint:
+    return endpoint == _EMBEDDED
+  runner = options.view_as(StandardOptions).runner
+  if runner == "FlinkRunner":
+    flink = options.view_as(FlinkRunnerOptions)
+    return flink.flink_master in _FLINK_IN_JOB_SERVER
+  if runner == "SparkRunner":
+    return not options.view_as(SparkRunnerOptions).spark_submit_uber_jar
+  return runner in (LOCAL_RUNNER, "PrismRunner", "BundleBasedDirectRunner")
 
 
 def _check_program(flag: str, path: str | None) -> None:

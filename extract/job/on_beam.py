@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import threading
@@ -40,11 +41,14 @@ from oneshot_dp.extract.cache.format import Shard
 from oneshot_dp.extract.files import disk_errors
 from oneshot_dp.extract.job import worker
 from oneshot_dp.extract.job.beam_flags import split_beam_flags
-from oneshot_dp.extract.job.job_server import job_server
+from oneshot_dp.extract.job.job_server import (
+  LOCAL_RUNNER,
+  ends_with_command,
+  job_server,
+)
 from oneshot_dp.extract.job.shard import Job, shard_order
 
-LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
-"""The runner that works in this process, or in others of this machine."""
+_DIRECT_RUNNERS = ("DirectRunner", "SwitchingDirectRunner", "FnApiRunner")
 DRAIN_SECONDS = 30
 """How long the engine may take to end after the stop file was written."""
 CANCEL_SECONDS = 20
@@ -78,16 +82,40 @@ def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
     Beam's options, with a runner that needs no download.
 
   Raises:
-    InputError: flags that Beam here does not know, or values it does not take.
+    InputError: flags that Beam here does not know, or values it does not take;
+      an unknown runner, or one that misses options or packages.
   """
   _check_flags(flags)
   options = PipelineOptions(list(flags))
   standard = options.view_as(StandardOptions)
-  if standard.runner in (None, "DirectRunner"):
+  if standard.runner is None:
+    standard.runner = "DirectRunner"
+  standard.runner = _runner_name(standard.runner)
+  if standard.runner in _DIRECT_RUNNERS:
     # Beam's DirectRunner would first try to download another runner, Prism,
     # from the internet; this is the in-process half of it.
     standard.runner = LOCAL_RUNNER
+  # Tried now: a job may list millions of images before it has a graph.
+  with _own_temporary_folder(secrets.token_hex(8)):
+    try:
+      beam.Pipeline(options=options)
+    except (ValueError, TypeError, ImportError, AttributeError) as e:
+      raise InputError(f"Beam: {e}") from e
   return options
+
+
+def _runner_name(word: str) -> str:
+  """The class name of the runner that Beam takes for a word.
+
+  It takes `flink`, `FLINKRUNNER` and the name with its module for FlinkRunner.
+  """
+  wanted = word.lower()
+  for path in StandardOptions.ALL_KNOWN_RUNNERS:
+    name = path.rpartition(".")[2]
+    short_name = name.removesuffix("Runner").lower()
+    if wanted in (short_name, name.lower(), path.lower()):
+      return name
+  return word
 
 
 def _check_flags(flags: Sequence[str]) -> None:
@@ -134,14 +162,14 @@ def run_on_beam(job: Job, options: PipelineOptions, bar: tqdm) -> list[Shard]:
 
 
 @contextlib.contextmanager
-def _own_temporary_folder(run: str) -> Iterator[None]:
+def _own_temporary_folder(name: str) -> Iterator[None]:
   """Has Beam's temporary files in a folder that goes at the end.
 
   Of what it stages for workers and job servers, Beam leaves most behind.
   """
   outer = tempfile.gettempdir()
   # Named beforehand, so that it goes even if Ctrl-C comes while it is made.
-  folder = os.path.join(outer, f"oneshot-dp-{run}")
+  folder = os.path.join(outer, f"oneshot-dp-{name}")
   try:
     with disk_errors(outer):
       os.mkdir(folder, 0o700)
@@ -162,7 +190,8 @@ def _run_launched(
       with _no_worker_tracebacks(options):
         _wait(job, graph, bar)
       if graph.error is not None:
-        raise _as_our_error(graph.error) from graph.error
+        error = _as_our_error(graph.error, graph.ends_with_command)
+        raise error from graph.error
     except BaseException as error:
       warning = _stop(job.out, run, graph)
       if warning and isinstance(error, KeyboardInterrupt | RunError):
@@ -176,6 +205,7 @@ class _Graph(threading.Thread):
 
   Attributes:
     description: how the engine's operator finds the job.
+    ends_with_command: see `job_server.ends_with_command`.
     finished: set when the graph has ended; `Thread.join` would not do, as
       Ctrl-C during it makes Python 3.12 and older take the thread for ended.
     result: Beam's handle, once the job was submitted.
@@ -193,14 +223,12 @@ class _Graph(threading.Thread):
     if not engine:
       engine = options.view_as(StandardOptions).runner
     self.description = f"as {cloud.job_name} on the engine behind {engine}"
+    # Asked before the runner begins, which changes its options.
+    self.ends_with_command = ends_with_command(options)
     self.finished = threading.Event()
     self.result: Any = None
     self.error: BaseException | None = None
-    try:
-      self._pipeline = beam.Pipeline(options=options)
-    # An unknown runner, or one that misses its options or its packages.
-    except (ValueError, ImportError) as e:
-      raise InputError(f"Beam: {e}") from e
+    self._pipeline = beam.Pipeline(options=options)
     _ = (
       self._pipeline
       | beam.Create(shard_order(job.cache.info), reshuffle=False)
@@ -328,6 +356,7 @@ def _stop(out: str, run: str, graph: _Graph) -> str:
   graph.finished.wait(DRAIN_SECONDS)
   if graph.has_ended():
     return ""
+  answered = threading.Event()
   cancelled = threading.Event()
 
   def cancel() -> None:
@@ -335,10 +364,13 @@ def _stop(out: str, run: str, graph: _Graph) -> str:
       graph.result.cancel()
       if graph.result.wait_until_finish() in ("CANCELLED", "DONE"):
         cancelled.set()
+    answered.set()
 
-  # On a thread, because an engine may never answer.
+  # On a thread, because an engine may never answer. A job server that was lost
+  # refuses at once.
   threading.Thread(target=cancel, daemon=True).start()
-  if cancelled.wait(CANCEL_SECONDS):
+  answered.wait(CANCEL_SECONDS)
+  if cancelled.is_set() or graph.ends_with_command:
     return ""
   return (
     f"it may still run {graph.description}: its workers were told to stop and"
@@ -362,7 +394,9 @@ def _no_worker_tracebacks(options: PipelineOptions) -> Iterator[None]:
     yield
 
 
-def _as_our_error(error: BaseException) -> BaseException:
+def _as_our_error(
+  error: BaseException, ends_with_command: bool
+) -> BaseException:
   """The worker's own error, which runners deliver as text in a traceback."""
   text = str(error)
   if isinstance(error, InputError | RunError):
@@ -383,7 +417,10 @@ def _as_our_error(error: BaseException) -> BaseException:
   # The errors of gRPC have the status of the job server.
   details = getattr(error, "details", None)
   if details is not None:
-    text = f"its job server was lost: {details()}"
+    lost = "its job server was lost"
+    if ends_with_command:
+      lost += ", and the job ended with it"
+    text = f"{lost}: {details()}"
   reason = " ".join(text.split())[:_MAX_REASON_CHARACTERS]
   return RunError(
     f"Beam could not run the job: {reason}; see the runner's own logs, then"

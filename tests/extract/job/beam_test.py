@@ -7,10 +7,12 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 
+import grpc
 import numpy as np
 import pytest
 
@@ -22,6 +24,7 @@ from oneshot_dp.extract.cache.shard_file import CacheJob, read_shard
 from oneshot_dp.extract.job import on_beam, shard, worker
 from oneshot_dp.extract.job.job import absolute_job, run_extraction
 from oneshot_dp.extract.sources.open_source import open_source
+from tests.cluster.processes import free_port
 from tests.extract.cache.caches import digest, make_info
 from tests.extract.job.jobs import BACKBONE, N, job_of, write_folder
 from tests.extract.refusals import refused
@@ -96,6 +99,8 @@ def test_flags_that_make_no_sense(photos, tmp_path):
     "--direct_num_workers=many": "invalid int value: 'many'",
     "--direct_running_mode=quick": "invalid choice: 'quick'",
     "--runner=NoSuchRunner": "Unexpected pipeline runner: NoSuchRunner",
+    "--runner=apache_beam.runners.None": "has no attribute 'None'",
+    "--runner=DataflowRunner": "Missing required option: project",
   }.items():
     with refused(said):
       run_extraction(job_of(photos), str(tmp_path / "cache"), [flag])
@@ -236,9 +241,49 @@ def test_what_cannot_be_stopped_is_said(photos, tmp_path, monkeypatch):
 
   monkeypatch.setattr(on_beam.beam.Pipeline, "run", lambda _: Deaf())
   job = job_of(photos, stall_seconds=1)
-  with refused("may still run as .* on the engine behind", RunError) as caught:
-    run_extraction(job, str(tmp_path / "cache"), ["--runner=DirectRunner"])
+  with (
+    socket.create_server(("localhost", 0)) as server,
+    refused("may still run as .* on the engine behind", RunError) as caught,
+  ):
+    run_extraction(job, str(tmp_path / "cache"), behind(server))
   assert "cancel it there" in str(caught.value)
+
+
+def behind(server: socket.socket) -> list[str]:
+  """Flags of an engine whose job server runs already."""
+  endpoint = f"--job_endpoint=localhost:{server.getsockname()[1]}"
+  return ["--runner=PortableRunner", endpoint]
+
+
+@pytest.fixture
+def lost_server(monkeypatch):
+  """A job server that is lost as soon as it is asked for anything."""
+
+  def run(_):
+    with grpc.insecure_channel(f"localhost:{free_port()}") as channel:
+      channel.unary_unary("/ask")(b"")
+
+  monkeypatch.setattr(on_beam.beam.Pipeline, "run", run)
+
+
+def test_a_lost_job_server_may_leave_its_job_to_the_engine(
+  photos, tmp_path, lost_server
+):
+  begin = time.monotonic()
+  with (
+    socket.create_server(("localhost", 0)) as server,
+    refused("server was lost: .* may still run as", RunError),
+  ):
+    run_extraction(job_of(photos), str(tmp_path / "cache"), behind(server))
+  assert time.monotonic() - begin < on_beam.CANCEL_SECONDS
+
+
+def test_a_job_ends_with_a_job_server_that_the_command_has(
+  photos, tmp_path, lost_server
+):
+  with refused("was lost, and the job ended with it", RunError) as caught:
+    run_extraction(job_of(photos), str(tmp_path / "cache"), PORTABLE)
+  assert "may still run" not in str(caught.value)
 
 
 @pytest.fixture(scope="module")

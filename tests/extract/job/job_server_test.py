@@ -12,11 +12,16 @@ import time
 
 import grpc
 import pytest
+from apache_beam.options.pipeline_options import StandardOptions
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.job import on_beam
 from oneshot_dp.extract.job.job import run_extraction
-from oneshot_dp.extract.job.job_server import check_engine
+from oneshot_dp.extract.job.job_server import (
+  LOCAL_RUNNER,
+  check_engine,
+  ends_with_command,
+)
 from oneshot_dp.extract.job.on_beam import pipeline_options
 from tests.cluster.processes import free_port
 from tests.extract.job.jobs import job_of, write_folder
@@ -117,6 +122,40 @@ def test_a_portable_runner_without_a_job_server_names_the_flag():
 )
 def test_engines_within_the_command_need_no_address(flags):
   check_engine(pipeline_options(flags))
+
+
+@pytest.mark.parametrize(
+  ("word", "runner"),
+  [
+    ("flink", "FlinkRunner"),
+    ("SPARKRUNNER", "SparkRunner"),
+    ("apache_beam.runners.portability.prism_runner.PrismRunner", "PrismRunner"),
+    ("direct", LOCAL_RUNNER),
+    ("SwitchingDirectRunner", LOCAL_RUNNER),
+  ],
+)
+def test_a_runner_has_the_names_that_beam_takes(word, runner):
+  options = pipeline_options([f"--runner={word}"])
+
+  assert options.view_as(StandardOptions).runner == runner
+
+
+@pytest.mark.parametrize(
+  ("flags", "ends"),
+  [
+    (["--runner=DirectRunner"], True),
+    (["--runner=prism"], True),
+    (["--runner=FlinkRunner"], True),  # Flink is in its job server
+    (["--runner=FlinkRunner", "--flink_master=host:8081"], False),
+    (["--runner=SparkRunner", "--spark_master_url=spark://host:7077"], True),
+    (["--runner=SparkRunner", "--spark_submit_uber_jar"], False),
+    (["--runner=PortableRunner", "--job_endpoint=embed"], True),
+    (["--runner=PortableRunner", "--job_endpoint=host:8099"], False),
+    (["--runner=FlinkRunner", "--job_endpoint=host:8099"], False),
+  ],
+)
+def test_what_outlives_a_command_is_known_of_each_engine(flags, ends):
+  assert ends_with_command(pipeline_options(flags)) == ends
 
 
 @pytest.mark.filterwarnings(
