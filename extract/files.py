@@ -162,8 +162,7 @@ def walk(
     OSError: the folder itself may not be read.
   """
   try:
-    status = os.stat(folder)
-    entries = list(os.scandir(folder))
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
   except (FileNotFoundError, NotADirectoryError):
     return
   except PermissionError:
@@ -171,42 +170,59 @@ def walk(
       raise
     yield FileBlock([name], [-1], [""])
     return
-  # A link may lead back up: to follow it would never end.
-  here = (status.st_dev, status.st_ino)
-  if here in inside:
-    yield FileBlock([name], [-1], [""])
-    return
-  # What is in a folder sorts by a name that goes on with a slash.
-  entries.sort(key=_sort_key)
-  prefix = f"{name}/" if name else ""
-  block = FileBlock([], [], [])
-  for entry in entries:
-    inner = prefix + entry.name
-    if entry.is_dir():
-      yield block
-      block = FileBlock([], [], [])
-      yield from walk(entry.path, inner, (*inside, here))
-      continue
-    size = -1
-    version = ""
-    if entry.is_file():
-      try:
-        status = entry.stat()
-      except FileNotFoundError:  # it has just gone
+  try:
+    # A link may lead back up: to follow it would never end.
+    status = os.fstat(handle)
+    here = (status.st_dev, status.st_ino)
+    if here in inside:
+      yield FileBlock([name], [-1], [""])
+      return
+    prefix = f"{name}/" if name else ""
+    block = FileBlock([], [], [])
+    # What is in a folder sorts by a name that goes on with a slash.
+    entry_of = _entries_by_name(handle)
+    for key in sorted(entry_of):
+      entry = entry_of[key]
+      inner = prefix + key
+      if key.endswith("/"):
+        yield block
+        block = FileBlock([], [], [])
+        below = os.path.join(folder, entry.name)
+        yield from walk(below, inner.removesuffix("/"), (*inside, here))
         continue
-      size = status.st_size
-      version = str(status.st_mtime_ns)
-    block.names.append(inner)
-    block.sizes.append(size)
-    block.versions.append(version)
-    if len(block.names) == _BLOCK_FILES:
-      yield block
-      block = FileBlock([], [], [])
-  yield block
+      size = -1
+      version = ""
+      if entry.is_file():
+        try:
+          status = entry.stat()
+        except FileNotFoundError:  # it has just gone
+          continue
+        size = status.st_size
+        version = str(status.st_mtime_ns)
+      block.names.append(inner)
+      block.sizes.append(size)
+      block.versions.append(version)
+      if len(block.names) == _BLOCK_FILES:
+        yield block
+        block = FileBlock([], [], [])
+    yield block
+  finally:
+    os.close(handle)
 
 
-def _sort_key(entry: os.DirEntry[str]) -> str:
-  return f"{entry.name}/" if entry.is_dir() else entry.name
+def _entries_by_name(handle: int) -> dict[str, os.DirEntry[str]]:
+  """What is in an open folder; names of folders have a slash at the end.
+
+  Each entry asks for its size by its name in the handle, which must stay open:
+  the whole path would be looked up for each of millions of files.
+  """
+  entry_of: dict[str, os.DirEntry[str]] = {}
+  for entry in os.scandir(handle):
+    name = entry.name
+    if entry.is_dir():
+      name += "/"
+    entry_of[name] = entry
+  return entry_of
 
 
 def write_once(path: str | os.PathLike, data: bytes | Iterable[bytes]) -> bool:

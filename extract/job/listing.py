@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,12 +84,12 @@ def _blocks(items: Any) -> Iterator[Any]:
 def _file_parts(source: Source) -> Iterator[str]:
   """The elements of the list of files in JSON, a block at a time."""
   # As json.dumps writes a list of `File`, in a third of its time.
-  encode = json.JSONEncoder().encode
   separator = ""
   for block in _blocks(source.files):
     texts: list[str] = []
     for path, size, version in zip(*columns_of(block), strict=True):
-      texts.append(f"[{encode(path)}, {size}, {version}]")
+      quoted_path = encode_basestring_ascii(path)
+      texts.append(f"[{quoted_path}, {size}, {version}]")
     yield separator + ", ".join(texts)
     separator = ", "
 

@@ -31,6 +31,19 @@ def test_what_is_listed(tmp_path):
   )
 
 
+def test_a_listing_that_is_not_finished_leaves_no_folder_open(tmp_path):
+  write_files(tmp_path, "a/b/c", data=b"x")
+  before = os.listdir("/proc/self/fd")
+  walk = files.walk(str(tmp_path))
+  while not next(walk).names:
+    pass
+  assert len(os.listdir("/proc/self/fd")) > len(before)
+
+  del walk
+
+  assert os.listdir("/proc/self/fd") == before
+
+
 def test_what_is_no_file_is_refused_at_once(tmp_path):
   path = tmp_path / "file\x1b[1m"
   for make in (
