@@ -134,7 +134,30 @@ def check_positive(name: str, value: int | None) -> None:
     value: the number; None was not given, and passes.
 
   Raises:
-    InputError: it is below 1.
+    InputError: it is no whole number, or is below 1.
   """
-  if value is not None and value < 1:
+  if value is None:
+    return
+  if not isinstance(value, int):
+    raise InputError(f"{name}={value!a} must be a whole number.")
+  if value < 1:
     raise InputError(f"{name}={value} must be at least 1.")
+
+
+def check_words(name: str, value: object) -> None:
+  """Checks that a value is several strings: one would be read by letters.
+
+  Args:
+    name: the field, for the message.
+    value: what was given.
+
+  Raises:
+    InputError: it is a string, or no sequence of strings.
+  """
+  are_words = isinstance(value, (tuple, list)) and all(
+    isinstance(word, str) for word in value
+  )
+  if not are_words:
+    raise InputError(
+      f"{name}={value!a} must be a tuple of strings, such as ('a',)."
+    )

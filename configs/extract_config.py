@@ -22,7 +22,12 @@ import pathlib
 import re
 from typing import Literal
 
-from oneshot_dp.configs.errors import InputError, check_name, check_positive
+from oneshot_dp.configs.errors import (
+  InputError,
+  check_name,
+  check_positive,
+  check_words,
+)
 
 OnDecodeError = Literal["fail", "skip"]
 EmbeddingDtype = Literal["float16", "float32", "bfloat16"]
@@ -80,7 +85,7 @@ def check_bit_depth(bit_depth: int | None) -> None:
   """Raises InputError for a bit depth that 16-bit files do not have."""
   if bit_depth is not None and bit_depth not in BIT_DEPTHS:
     depths = ", ".join(map(str, BIT_DEPTHS))
-    raise InputError(f"--bit-depth {bit_depth} must be one of {depths}.")
+    raise InputError(f"bit_depth={bit_depth!a} must be one of {depths}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,9 +116,12 @@ class SourceConfig:
       examples of the same bytes of an image are one unit.
     data_dir: where TFDS keeps its data (default: where TFDS does).
 
+  Messages about images call these fields as the flags of `oneshot-dp extract`
+  are called: `--class-names` is `class_names`.
+
   Raises:
-    InputError: a number is below 1, a name cannot be printed, or `split` asks
-      for a part of a split.
+    InputError: a number is below 1, a name cannot be printed, a string is given
+      where several are wanted, or `split` asks for a part of a split.
   """
 
   location: tuple[str, ...]
@@ -127,7 +135,9 @@ class SourceConfig:
   data_dir: str | None = None
 
   def __post_init__(self):
-    check_positive("--num-classes", self.num_classes)
+    check_positive("num_classes", self.num_classes)
+    check_words("location", self.location)
+    check_words("class_names", self.class_names)
     if not self.location:
       raise InputError("location is empty: give a folder, file or URL.")
     for place in self.location:
@@ -142,7 +152,7 @@ class SourceConfig:
     # others over the border. Parts are chosen by content, when rows are read.
     if self.split is not None and "%" in self.split:
       raise InputError(
-        f"--split {self.split!a}: parts are chosen when a cache is read, by"
+        f"split={self.split!a}: parts are chosen when a cache is read, by"
         " `train --rows '[:80%]'`; extract the whole split."
       )
 
@@ -169,9 +179,9 @@ class PreprocessConfig:
 
   def __post_init__(self):
     check_bit_depth(self.bit_depth)
-    check_positive("--image-size", self.image_size)
+    check_positive("image_size", self.image_size)
     if isinstance(self.resize, int):
-      check_positive("--resize", self.resize)
+      check_positive("resize", self.resize)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,11 +229,11 @@ class ExtractConfig:
   stall_seconds: int = 3600
 
   def __post_init__(self):
-    check_positive("--max-pixels", self.max_pixels)
-    check_positive("--views", self.views)
-    check_positive("--batch-size", self.batch_size)
-    check_positive("--shard-rows", self.shard_rows)
-    check_positive("--stall-seconds", self.stall_seconds)
+    check_positive("max_pixels", self.max_pixels)
+    check_positive("views", self.views)
+    check_positive("batch_size", self.batch_size)
+    check_positive("shard_rows", self.shard_rows)
+    check_positive("stall_seconds", self.stall_seconds)
 
 
 def _experiment(location: str, backbone: str) -> ExtractConfig:

@@ -34,15 +34,16 @@ class Part:
   def __post_init__(self):
     if not 0 <= self.first < self.last <= 100:
       raise InputError(
-        f"--rows [{self.first}%:{self.last}%] must rise, within 0% and 100%."
+        f"the part [{self.first}%:{self.last}%] must rise, within 0% and 100%."
       )
 
   @classmethod
-  def parse(cls, text: str) -> Self:
+  def parse(cls, text: str, name: str = "--rows") -> Self:
     """Parses the value of --rows.
 
     Args:
       text: such as "[:80%]"; "" is the whole cache.
+      name: of the flag or argument, for messages.
 
     Returns:
       The part.
@@ -60,7 +61,7 @@ class Part:
     if re.fullmatch(r"\d*%?\s*:\s*\d*%?", inner):
       suggestion = re.sub(r"(\d+)%?", r"\1%", inner)
     raise InputError(
-      f"--rows {text!a} is not a part of a cache: give percentages in brackets,"
+      f"{name} {text!a} is not a part of a cache: give percentages in brackets,"
       f" such as '[{suggestion}]'; rows are chosen by content, not by their"
       " number."
     )

@@ -75,7 +75,10 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
   if sha256 is not None:
     sha256 = sha256.lower()
     if not re.fullmatch("[0-9a-f]{64}", sha256):
-      raise InputError(f"--weights-sha256 {sha256[:80]!a} is not a SHA-256.")
+      raise InputError(
+        f"weights_sha256={sha256[:80]!a} is not a SHA-256: give 64 hexadecimal"
+        " digits."
+      )
   # Every place ends as a file on this disk, whose bytes are hashed and parsed
   # as any other's.
   if "://" not in location:
@@ -87,7 +90,7 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
     elif storage.is_url(location):
       path = _download_from_store(location, shown)
     else:
-      raise InputError(f"--weights {shown}: {_SUPPORTED_LOCATIONS}.")
+      raise InputError(f"weights {shown}: {_SUPPORTED_LOCATIONS}.")
   # Raises if the file cannot be read.
   files.open_regular(path, _MAX_FILE_BYTES).close()
   if sha256 is not None:
@@ -141,7 +144,7 @@ def _download_from_store(location: str, shown: str) -> pathlib.Path:
     path.unlink(missing_ok=True)
     files.write_once(path, chunks())
   except FileNotFoundError:
-    raise InputError(f"--weights {shown} does not exist.") from None
+    raise InputError(f"the weights file {shown} does not exist.") from None
   return path
 
 
@@ -179,7 +182,7 @@ def _download_from_hub(location: str, shown: str) -> pathlib.Path:
   try:
     uri = parse_hf_uri(location)
     if uri.is_bucket or not uri.path_in_repo:
-      raise InputError(f"--weights {shown}: {_SUPPORTED_LOCATIONS}.")
+      raise InputError(f"weights {shown}: {_SUPPORTED_LOCATIONS}.")
     with hub.quiet_client():
       path = hf_hub_download(
         uri.id, uri.path_in_repo, repo_type=uri.type, revision=uri.revision
@@ -200,8 +203,8 @@ def _download_from_hub(location: str, shown: str) -> pathlib.Path:
     if isinstance(error, RemoteEntryNotFoundError):
       kind = _NotInRepositoryError
     raise kind(
-      f"{shown}: {message}; {advice} and run the same command again, or give"
-      " --weights, the path of the file."
+      f"{shown}: {message}; {advice} and try again, or give the path of the"
+      " file as the weights."
     ) from None
   return pathlib.Path(path)
 

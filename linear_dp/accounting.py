@@ -14,6 +14,7 @@ Composition for Gaussian Differential Privacy" (2022).
 import decimal
 import functools
 import math
+import numbers
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
@@ -59,11 +60,12 @@ def check_budget(
     InputError: ε is not positive, or is too large; δ is outside (0, 1); or both
       are so small that nothing could be learned.
   """
+  _check_number(flag, epsilon)
   # NaN fails the comparison, too, so it is refused here.
   if not 0 < epsilon <= _MAX_EPSILON:
     raise InputError(
       f"{flag}={epsilon:g} must be positive, and at most {_MAX_EPSILON:g};"
-      " `oneshot-dp sweep --baseline` makes a head without privacy."
+      " `oneshot-dp sweep` makes a head without privacy, a baseline."
     )
   if epsilon > LARGE_EPSILON and not allow_weak_privacy:
     raise InputError(
@@ -107,7 +109,13 @@ def check_delta(
     )
 
 
+def _check_number(name: str, value: object) -> None:
+  if not isinstance(value, numbers.Real):
+    raise InputError(f"{name}={value!r} must be a number.")
+
+
 def _check_delta(delta: float) -> None:
+  _check_number("delta", delta)
   if not 0 < delta < 1:
     raise InputError(f"delta={delta} must lie strictly between 0 and 1.")
 
@@ -182,6 +190,7 @@ def epsilon_of(mu_squared: float, delta: float) -> float:
   Raises:
     InputError: μ² is negative or not finite, or δ is outside (0, 1).
   """
+  _check_number("mu_squared", mu_squared)
   if not 0 <= mu_squared < math.inf:
     raise InputError(f"mu_squared={mu_squared} must be finite, 0 or more.")
   _check_delta(delta)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, check_num_classes
 from oneshot_dp.configs.head_config import (
   HeadName,
   HeadOptions,
@@ -110,6 +110,10 @@ def train_heads(
   # a call that then fails is lost.
   budgets = _numbers("epsilons", epsilons)
   delta = _number("delta", delta)
+  _check_flag("balanced", balanced)
+  _check_flag("weak_privacy", weak_privacy)
+  if charge is not None and not callable(charge):
+    raise InputError(f"charge={charge!r} must be a function, or None.")
   for epsilon in budgets:
     accounting.check_budget(
       epsilon,
@@ -300,6 +304,12 @@ def _numbers(name: str, values: Any) -> tuple[float, ...]:
   return tuple(_number(name, value) for value in values)
 
 
+def _check_flag(name: str, value: Any) -> None:
+  """Refuses what is no truth value: the text "no" would count as true."""
+  if not isinstance(value, (bool, np.bool_)):
+    raise InputError(f"{name}={value!r} must be True or False.")
+
+
 def _num_classes(value: Any) -> int:
   """K; with one class there is nothing to learn, and all the same to pay."""
   number = _number("num_classes", value)
@@ -307,4 +317,5 @@ def _num_classes(value: Any) -> int:
     raise InputError(
       f"num_classes={value!r} must be a whole number of 2 or more."
     )
+  check_num_classes(int(number), "num_classes")
   return int(number)

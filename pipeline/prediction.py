@@ -29,6 +29,11 @@ _FORMULA_SIGNS = ("=", "+", "-", "@", "'")
 """A spreadsheet takes a cell that begins with one of the first four for a
 formula. A leading ' prevents that, so it has to be escaped, too."""
 _MOST_NAMED = 1000
+UNKNOWN_EMBEDDINGS = (
+  "the head was trained on imported features, and how images become such"
+  " features is not known here"
+)
+"""Why a head of imported embeddings takes no images, for messages."""
 _BROKEN_NOTE = "cannot be decoded"
 _OTHER_NOTE = "passed over: not a supported image format"
 _ROWS_AT_ONCE = 256
@@ -66,10 +71,7 @@ def backbone_of(
   # answers that look like any, so what is loaded must be the same to the bit.
   identity = saved.stated["backbone"]
   if not identity.get("preprocess"):
-    raise InputError(
-      "the head was trained on imported features, and how images become such"
-      " features is not known here: give a cache of them."
-    )
+    raise InputError(f"{UNKNOWN_EMBEDDINGS}: give a cache of them.")
   name = backbone or identity["name"]
   embedding = identity.get("layer")
   if identity.get("code_sha256") or ".py:" in name:

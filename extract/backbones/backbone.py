@@ -208,11 +208,13 @@ def load_backbone(
       function that fails, or whose embeddings depend on the other images.
     RunError: a download failed.
   """
+  if not isinstance(name, str):
+    raise InputError(f"name={name!a} must be the name of a backbone.")
   if ".py:" in name:
     if embedding or compute_dtype:
       raise InputError(
         f"backbone {escaped(name)} decides itself what it returns and how it"
-        " computes: leave out --embedding and --compute-dtype."
+        " computes: leave out embedding and compute dtype."
       )
     return _load_user_function(name, weights, weights_sha256, preprocess)
 
@@ -227,8 +229,8 @@ def load_backbone(
     if nearest and name not in nearest:
       hint = f"did you mean {' or '.join(nearest)}? If not, "
     raise InputError(
-      f"backbone {name} has no weights to download: {hint}give --weights, a"
-      " path or an address of an npz or safetensors."
+      f"backbone {name} has no weights to download: {hint}give its"
+      " weights, a path or an address of an npz or safetensors file."
     )
   if compute_dtype is None:
     compute_dtype = _default_compute_dtype()

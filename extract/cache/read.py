@@ -191,7 +191,7 @@ def open_cache(
       its metadata were edited; or the text is not a part.
   """
   if isinstance(rows, str):
-    rows = Part.parse(rows)
+    rows = Part.parse(rows, "rows")
   store = storage.store_at(path)
   if not storage.is_url(path) and os.path.isfile(path):
     raise InputError(f"{store.display_path()} is a file: {_ADVICE}.")

@@ -88,9 +88,9 @@ def units_of_files(
   if most == 1:
     owners = [owners_of.get(image, [None])[0] for image in images]
     return _owned_by_one(unit, units, images, owners)
-  _warn_of_shared_images(units, owners_of)
   owner_names = {name for owners in owners_of.values() for name in owners}
-  check_owner_names(owner_names, unit)
+  check_owner_names(owner_names, unit)  # may refuse, so it warns first
+  _warn_of_shared_images(units, owners_of)
   return _owned_by_several(unit, units, images, owners_of, most)
 
 

@@ -89,8 +89,11 @@ def _find_backbone(saved: "SavedHead", flags: Flags) -> "Backbone | str":
 
   InputError: a backbone or weights were named, and do not serve.
   """
-  from oneshot_dp.pipeline.prediction import backbone_of
+  from oneshot_dp.pipeline.prediction import UNKNOWN_EMBEDDINGS, backbone_of
 
+  is_named = flags.backbone or flags.weights
+  if not saved.stated["backbone"].get("preprocess") and not is_named:
+    return f"the head alone is exported: {UNKNOWN_EMBEDDINGS}."
   try:
     return backbone_of(
       saved,
@@ -99,6 +102,6 @@ def _find_backbone(saved: "SavedHead", flags: Flags) -> "Backbone | str":
       compute_dtype="float32",
     )
   except InputError as error:
-    if flags.backbone or flags.weights:
+    if is_named:
       raise
     return str(error)

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, check_positive
 from oneshot_dp.configs.extract_config import (
   EXPERIMENTS,
   ComputeDtype,
@@ -258,6 +258,14 @@ def job_of(flags: Flags) -> ExtractConfig:
   """
   if not flags.source:
     raise InputError("give a SOURCE, such as a folder of images; see --help.")
+  # The configs check these again, by the names of their fields.
+  check_positive("--num-classes", flags.num_classes)
+  check_positive("--image-size", flags.image_size)
+  check_positive("--max-pixels", flags.max_pixels)
+  check_positive("--views", flags.views)
+  check_positive("--batch-size", flags.batch_size)
+  check_positive("--shard-rows", flags.shard_rows)
+  check_positive("--stall-seconds", flags.stall_seconds)
   # A word that is neither a file nor looks like a place is an experiment's
   # name: a folder that happens to be called like one is read, and not taken for
   # it.

@@ -85,6 +85,7 @@ class _Findings:
 def run(flags: Flags) -> Answer:
   """Looks at images, a cache, a head, a run or a ledger's file."""
   check_positive("--max-pixels", flags.max_pixels)
+  check_positive("--num-classes", flags.num_classes)
   kind = "images"
   path = flags.path[0]
   if len(flags.path) == 1:

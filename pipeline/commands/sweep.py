@@ -90,7 +90,7 @@ class Flags(TrainingFlags):
       baseline=self.baseline,
       eval_set=EvalSet(
         cache=self.eval_cache,
-        part=Part.parse(self.eval_rows),
+        part=Part.parse(self.eval_rows, "--eval-rows"),
         private_epsilon=self.private_eval,
         allow_duplicates=self.allow_duplicates,
       ),

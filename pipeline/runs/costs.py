@@ -114,5 +114,5 @@ def describe_planned_cost(cost: DatasetCost, *, was_charged: bool) -> str:
     return f"{line}; the stopped run resumes without a new charge"
   line = describe_cost(cost, "would be charged")
   if cost.cap is not None:
-    line += f"; cap: {cost.cap}; {cost.remaining}"
+    line += f"; cap: {cost.cap}; after it {cost.remaining}"
   return line

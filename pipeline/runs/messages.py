@@ -116,9 +116,10 @@ def dry_run_lines(plan: Plan, charge_ids: Sequence[str]) -> list[str]:
     charge_ids: its charges, if it was charged already and stopped.
   """
   lines = [_describe_training(plan)]
-  lines.append(
-    f"noise multiplier {noise_multiplier_of(plan):.4g} at the largest epsilon"
-  )
+  noise = f"noise multiplier {noise_multiplier_of(plan):.4g}"
+  if len(plan.request.epsilons) > 1:
+    noise += " at the largest epsilon"
+  lines.append(noise)
   if not plan.source.is_private:
     lines.append(_exposure_of(plan))
   else:

@@ -145,6 +145,8 @@ class TestDryRun:
       "'clusters' would be charged epsilon 2 in total; cap: epsilon 3" in out
     )
     assert "noise multiplier 1." in out
+    assert "at the largest epsilon" not in out  # there is one
+    assert "; after it enough is left for one more" in out
     facts = json.loads(succeeds(capsys, *words, "--json")[0])
     assert facts["costs"][0]["dataset"] == "clusters"
     assert ledger.path.read_bytes() == before

@@ -141,6 +141,7 @@ def test_head_of_imported_features_is_exported_alone_with_the_reason(
   exported_charged,
 ):
   assert "imported features" in exported_charged.stdout
+  assert "give a cache" not in exported_charged.stdout  # no export takes one
   assert HEAD_FILE in exported_charged.stdout
   assert not (exported_charged.folder / IMAGES_FILE).exists()
 

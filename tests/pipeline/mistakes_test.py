@@ -34,7 +34,7 @@ TRAIN --head lamb auto -> 'auto' is one argument too many for train; see
 TRAIN --epsilon one -> --epsilon 'one' is not a number:
 TRAIN --epsilon 0.5,2 -> train takes one epsilon, and sweep --epsilons 0.5 2 ta
 TRAIN --epsilon 0 -> --epsilon=0 must be positive
-TRAIN --epsilon inf -> `oneshot-dp sweep --baseline` makes a head without
+TRAIN --epsilon inf -> `oneshot-dp sweep` makes a head without privacy
 TRAIN --epsilon 30 -> --epsilon=30 is more than 20 and protects almost nobody:
 TRAIN --delta 0 -> delta=0.0 must lie strictly between 0 and 1.
 TRAIN --delta 0.1 -> delta=0.1 is not below 1/n = 0.0056: such a
@@ -78,6 +78,7 @@ SWEEP --epsilons 1 --head lamb lamb -> --head lamb lamb: name one or more, wi
 SWEEP --epsilons 1 --eval-cache train -> or score them with --private-eval.
 SWEEP --epsilons 1 --eval-cache other -> come from different backbones
 SWEEP --epsilons 1 --eval-rows [:101%] -> within 0% and 100%
+SWEEP --epsilons 1 --eval-rows 80% -> --eval-rows '80%' is not a part of a
 SWEEP --epsilons 1 --head lamb --start good.npz -> for head 'auto', not for 'lam
 SWEEP --epsilons 1 --private-eval 30 -> --private-eval=30 is more than 20
 evaluate test --cache head -> test is not a head: it has no receipt.json; give a

@@ -190,14 +190,14 @@ def test_positions_that_are_resized_to_the_images_are_told(vit, vit_file):
 
 
 def test_backbone_without_published_weights_asks_for_them():
-  with refused(r"bit_r50x4 has no weights to download: .* give --weights"):
+  with refused(r"bit_r50x4 has no weights to download: .* give its weights"):
     load_backbone("bit_r50x4")
-  with refused("wrn_28_10 has no weights to download: give --weights"):
+  with refused("wrn_28_10 has no weights to download: give its weights"):
     load_backbone("wrn_28_10")
 
 
 def test_slip_that_follows_a_pattern_of_names_is_told_the_nearest():
-  with refused("vit_b17 .*: did you mean vit_b16 or .* give --weights"):
+  with refused("vit_b17 .*: did you mean vit_b16 or .* give its weights"):
     load_backbone("vit_b17")
 
 

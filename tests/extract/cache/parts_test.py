@@ -11,6 +11,7 @@ from tests.extract.cache.caches import (
   make_rows,
   run_job,
 )
+from tests.extract.refusals import refused
 
 
 def in_fifths(path):
@@ -36,6 +37,11 @@ def test_open_cache_takes_the_words_of_the_command_line(tmp_path):
   run_job(tmp_path, make_info(40, shard_rows=64))
 
   assert open_cache(tmp_path, "[20%:40%]").part == Part(20, 40)
+
+
+def test_open_cache_calls_its_part_as_its_argument_is_called(tmp_path):
+  with refused("^rows '80%' is not a part of a cache"):
+    open_cache(tmp_path, "80%")
 
 
 def test_cache_parts_hold_units_whole(tmp_path):

@@ -287,3 +287,11 @@ def test_an_owner_that_is_not_utf8_is_found_by_its_line(pets, tmp_path):
   table.write_bytes(b"\n".join(lines))
   with refused("byte 0xf6 in line 20,002; save it as UTF-8"):
     unit_ids(str(table), pets)
+
+
+def test_a_table_that_is_refused_is_not_warned_of_before(pets, capsys):
+  shared = WHOLE + "cat/anna_1.png,bo\n"
+  with refused("is several of the others"):
+    unit_ids(shared.replace("bo_2.png,bo", "bo_2.png,anna; bo"), pets)
+
+  assert "WARNING" not in capsys.readouterr().err

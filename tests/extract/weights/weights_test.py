@@ -188,7 +188,7 @@ def test_hub_that_is_out_of_reach_is_told_from_one_that_denies(
   hub, monkeypatch
 ):
   local_hub.ask_at(monkeypatch, "http://127.0.0.1:9")  # where nobody listens
-  with refused("the Hub is out of reach.* give --weights", RunError):
+  with refused("the Hub is out of reach.* as the weights", RunError):
     local_weights(HUB_LOCATION)
 
 
@@ -203,7 +203,7 @@ def test_hub_out_of_reach_leaves_what_was_downloaded(hub, monkeypatch):
   path = local_weights(HUB_LOCATION)
   local_hub.ask_at(monkeypatch, local_hub.NOWHERE)
   assert local_weights(HUB_LOCATION, SHA256) == path
-  with refused(r"^hf://timm/vit.*--weights", RunError):
+  with refused(r"^hf://timm/vit.*as the weights", RunError):
     local_weights(f"{HUB_LOCATION}2")
 
 

@@ -303,6 +303,27 @@ def test_a_head_has_a_page_of_its_own(tmp_path, capsys):
   assert "a person with two images" not in text
 
 
+def test_a_page_of_imported_features_offers_a_cache_and_no_photographs(
+  tmp_path,
+):
+  write_head(tmp_path / "head", trained_head(2.0), sample_info())
+
+  text = section_of(write_report(tmp_path / "head"), "load")
+
+  assert "On a cache of such embeddings" in text
+  assert "predict . cache --out" in text
+
+
+def test_a_page_of_images_offers_photographs(tmp_path):
+  backbone = {"name": "vit_ti16", "preprocess": {"image_size": 224}}
+  info = sample_info(backbone=backbone)
+  write_head(tmp_path / "head", trained_head(2.0), info)
+
+  text = section_of(write_report(tmp_path / "head"), "load")
+
+  assert "predict . photos --out" in text
+
+
 def test_a_head_of_a_part_names_the_part(tmp_path):
   from oneshot_dp.configs.parts import Part
 
