@@ -63,6 +63,7 @@ def check_engine(options: PipelineOptions) -> None:
   endpoint = options.view_as(PortableOptions).job_endpoint
   if endpoint and endpoint != _EMBEDDED:
     _check_answers("--job_endpoint", endpoint, "job server")
+  # A server that runs already: Beam starts none, and looks for no program.
   if endpoint:
     return
   if runner == "PortableRunner":
@@ -147,6 +148,8 @@ def job_server(runner: Any, options: PipelineOptions) -> Iterator[None]:
     yield
     return
   with _guard() as guard:
+    # Only while the server starts does Beam take over Ctrl-C, and are processes
+    # that appear taken for the server's.
     with _signal_handlers_kept(), _children_told(guard):
       try:
         server = runner.default_job_server(options)
@@ -169,6 +172,9 @@ def job_server(runner: Any, options: PipelineOptions) -> Iterator[None]:
     try:
       yield
     finally:
+      # An error of the command itself counts for more than one of the end. The
+      # guard forgets the numbers of processes that are gone: the system gives
+      # them to others.
       with contextlib.suppress(Exception):
         server.stop()
         _tell(guard, set())
@@ -201,6 +207,7 @@ def _signal_handlers_kept() -> Iterator[None]:
 def _children() -> set[int]:
   """Processes that this process has started; none where there is no /proc."""
   children = set()
+  # Each thread has a list of its own, of those that it started.
   for file in pathlib.Path("/proc/self/task").glob("*/children"):
     with contextlib.suppress(OSError):
       children |= {int(pid) for pid in file.read_text().split()}

@@ -230,7 +230,10 @@ def _refuse_derived(
 
   Each would be a row of its own, and a photograph be in several.
   """
-  found = [path for path, originals in derived.items() if stems & {*originals}]
+  found: list[str] = []
+  for path, originals in derived.items():
+    if not stems.isdisjoint(originals):
+      found.append(path)
   if found:
     raise InputError(
       f"{root!r} has masks or small copies beside their images:"

@@ -121,33 +121,21 @@ def check_splits(
   """
   # Which rows are read follows from the names of files alone, so all would be
   # one split, and a test set would be trained on.
-  names: set[str] = set()
-  numbers: set[int] = set()
-  for value in set(values):
-    if isinstance(value, int):  # a truth value is one, too
-      numbers.add(int(value))
-    elif isinstance(value, str) and value.lower() in _YES_OR_NO:
-      numbers.add(_YES_OR_NO[value.lower()])
-    elif isinstance(value, str):
-      names.add(value)
-  splits = sorted(name for name in names if _SPLIT_WORD.fullmatch(name))
+  words, numbers = _words_and_numbers(values)
+  splits = sorted(word for word in words if _SPLIT_WORD.fullmatch(word))
   # Of a column that is called so, one split among other values is enough.
   needed = 1 if is_split_column(column) else 2
+  names_splits = len(words) > 1 and len(splits) >= needed
   is_flag = _is_flag_of_split(column) and numbers == {0, 1}
-  if (len(names) > 1 and len(splits) >= needed) or is_flag:
+  if names_splits or is_flag:
     shown = ", ".join(map(ascii, splits or sorted(numbers)))
     raise InputError(
       f"{place!r} has rows of several splits in its column {column!r}"
       f" ({shown} …): write a file of each, or drop the column."
     )
-  stated = set(split_words(names.pop()).values()) if len(names) == 1 else set()
-  read_as = set(split_words(split).values())
-  if stated and read_as and stated != read_as:
-    print(
-      f"WARNING: {escaped(place)}: the column {column!r} says that all rows are"
-      f" of the split {stated.pop()!r}, and they are read as {split!r}.",
-      file=sys.stderr,
-    )
+  if len(words) == 1:
+    (word,) = words
+    _warn_of_another_split(place, split, column, word)
   # What numbers stand for is not known: splits, or folds of training rows.
   is_doubtful = is_split_column(column) or _is_flag_of_split(column)
   if len(numbers) > 1 and (is_doubtful or column in split_words(column)):
@@ -155,6 +143,34 @@ def check_splits(
       f"WARNING: {escaped(place)}: the column {column!r} has several values,"
       " and is not used: all rows are read as one split; if it says which of"
       " them are for tests, write a file of each split.",
+      file=sys.stderr,
+    )
+
+
+def _words_and_numbers(values: Iterable[Any]) -> tuple[set[str], set[int]]:
+  """The different values of a column: words, and numbers with yes and no."""
+  words: set[str] = set()
+  numbers: set[int] = set()
+  for value in set(values):
+    if isinstance(value, int):  # a truth value is one, too
+      numbers.add(int(value))
+    elif isinstance(value, str) and value.lower() in _YES_OR_NO:
+      numbers.add(_YES_OR_NO[value.lower()])
+    elif isinstance(value, str):
+      words.add(value)
+  return words, numbers
+
+
+def _warn_of_another_split(
+  place: str, split: str, column: str, word: str
+) -> None:
+  """Warns where the word that all rows have is another split than `split`."""
+  stated = set(split_words(word).values())
+  read_as = set(split_words(split).values())
+  if stated and read_as and stated != read_as:
+    print(
+      f"WARNING: {escaped(place)}: the column {column!r} says that all rows are"
+      f" of the split {min(stated)!r}, and they are read as {split!r}.",
       file=sys.stderr,
     )
 

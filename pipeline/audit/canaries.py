@@ -172,6 +172,8 @@ class Contribution(NamedTuple):
 
   def total(self, shares: Float64[np.ndarray, " m"]) -> np.ndarray:
     """Σ_i shares_i·a_i, [q, p]."""
+    # Canaries of one direction share its row, so their left factors are added
+    # up first: one product for each direction, and not for each canary.
     weighed = _by_direction(self.left * shares[:, None], len(self.row))
     return weighed.sum(axis=1).T @ self.row
 
@@ -193,6 +195,7 @@ class Probes(NamedTuple):
 
   def coordinates(self, value: Float64[np.ndarray, "q p"]) -> np.ndarray:
     """⟨value, b_i⟩ of each canary, [m]."""
+    # ⟨V, l ⊗ v⟩ = l·(V·v): no b_i is written out, each as large as the release.
     along_rows = value @ self.row.T
     return (self.left * along_rows.T[self.direction]).sum(axis=1)
 

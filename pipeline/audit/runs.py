@@ -56,6 +56,8 @@ def canaries_among(
   Raises:
     InputError: so many would hide one another.
   """
+  # Gradients of all classes together add up to zero; those of half of them are
+  # nearly orthogonal, and hide one another little.
   per_direction = max(1, real.num_classes // 2)
   if count is None:
     # The interval of μ narrows with the root of the number of guesses, and a
