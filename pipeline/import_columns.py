@@ -94,7 +94,7 @@ def find_columns(
   prefix = f"{split}_" if prefixed and not is_plain else ""
   embedding = _required(file, prefix, embedding_names, split)
   label = _required(file, prefix, candidates(request.label, "label"), split)
-  refuse_differing_splits(file.path, (embedding, label))
+  refuse_differing_splits(file.path, request.split, (embedding, label))
   return Columns(
     embedding=embedding,
     label=label,

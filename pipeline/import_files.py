@@ -1,5 +1,7 @@
 """Finds the files of an import, by the rules of `extract`, and their split."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError
@@ -10,9 +12,11 @@ from oneshot_dp.extract.sources.location import (
   list_tables,
 )
 from oneshot_dp.extract.sources.splits import (
+  refuse_differing_splits,
   resolve_split,
+  split_of_columns,
+  split_of_path,
   split_tables,
-  split_words,
 )
 from oneshot_dp.pipeline.import_columns import ImportRequest, candidates
 from oneshot_dp.pipeline.vector_files import (
@@ -60,20 +64,26 @@ def list_files(request: ImportRequest) -> tuple[str, str, list[VectorFile]]:
       by_split = _splits_of_arrays(request, path, file)
   # Where no name tells of a split, the flag says what it is to be called.
   if set(by_split) == {_UNNAMED_SPLIT}:
-    split = request.split or _split_of_columns(request)
     members = by_split[_UNNAMED_SPLIT]
+    split = _split_of_unnamed(request, members)
   else:
     split, members = resolve_split(request.location, request.split, by_split)
   root = common_folder(files)
   return name, split, [open_vector_file(listed[path], root) for path in members]
 
 
-def _split_of_columns(request: ImportRequest) -> str:
-  """The split that the names of columns tell, as X_test; or the default."""
-  for column in (request.embedding, request.label):
-    for split in split_words(column or "").values():
-      return split
-  return _DEFAULT_SPLIT
+def _split_of_unnamed(request: ImportRequest, members: Sequence[str]) -> str:
+  """The split of files that are of whatever split a flag says.
+
+  InputError: an npz is named after another one.
+  """
+  file_name = ""
+  if len(members) == 1:
+    file_name = os.path.basename(members[0])
+  refuse_differing_splits(request.location, request.split, [file_name])
+  columns = split_of_columns((request.embedding, request.label))
+  named = columns or split_of_path(file_name)
+  return request.split or named or _DEFAULT_SPLIT
 
 
 def _splits_of_arrays(

@@ -29,10 +29,12 @@ from oneshot_dp.extract.sources.labels import (
   MissingFlagError,
   class_names,
   label_numbers,
+  warn_of_one_class,
 )
 from oneshot_dp.extract.sources.owner_names import (
   check_owner_names,
   check_owners,
+  refuse_mixed_owners,
   units_of_column,
 )
 from oneshot_dp.extract.sources.splits import (
@@ -149,6 +151,7 @@ def import_table(
   check_name("--dataset-name", dataset)
   tables = _open_tables(request, split_name, files)
   names, num_classes_source = _resolve_classes(request, tables)
+  warn_of_one_class(request.location, names)
   example_id, id_source = _example_ids(request.location, tables)
   # The first block says the width of all: `write_cache` refuses others.
   first = next(embedding_blocks(tables[0].file, tables[0].columns))
@@ -215,7 +218,9 @@ def _open_tables(
   units = [table.unit_id for table in tables if table.unit_id is not None]
   if units:
     labels = np.concatenate([table.label for table in tables])
-    check_owners(unit, np.concatenate(units), labels.astype(np.int32))
+    unit_ids = np.concatenate(units)
+    refuse_mixed_owners(unit, unit_ids, unit_names)
+    check_owners(unit, unit_ids, labels.astype(np.int32))
   return tables
 
 

@@ -56,7 +56,10 @@ def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:
   folders = listed_files.folders_in(root, files)
   name, split = _name_and_split(config, root, folders)
   prefix = ""
-  if split in folders:
+  # Among others a folder may be a class that is called "all", as the whole of a
+  # folder without splits is.
+  is_class = config.split is None and not is_split(split) and len(folders) > 1
+  if split in folders and not is_class:
     root = os.path.join(root, split)
     prefix = f"{split}/"
     files = files.below(split)

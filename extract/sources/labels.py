@@ -17,6 +17,7 @@ from oneshot_dp.configs.errors import (
   InputError,
   check_name,
   check_num_classes,
+  escaped,
 )
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources.listed_files import format_names
@@ -104,6 +105,21 @@ def class_names(
     raise InputError(f"{place!r} has the class {most_common!r} more than once.")
   _warn_of_alike(names)
   return names
+
+
+def warn_of_one_class(place: str, names: Sequence[str]) -> None:
+  """Warns of a single class: there is nothing that a head could tell apart.
+
+  Args:
+    place: where the data are, for the message.
+    names: of all classes.
+  """
+  if len(names) == 1:
+    print(
+      f"WARNING: {escaped(place)} has one class, {names[0]!r}, and no head can"
+      " be trained on one class.",
+      file=sys.stderr,
+    )
 
 
 def _warn_of_alike(names: Sequence[str]) -> None:

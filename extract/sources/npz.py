@@ -91,7 +91,8 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     _check_images(file.path, image_key, images)
     rows = len(images)
     if labeled:
-      refuse_differing_splits(file.path, (image_key, prefix + label_key))
+      named = (image_key, prefix + label_key)
+      refuse_differing_splits(file.path, config.split, named)
       labels = npz.column(prefix + label_key, "iuU", rows)
       # Of an npz with arrays for each split the prefix has said it all.
       if not is_split:

@@ -31,7 +31,11 @@ from oneshot_dp.extract.sources.formats import (
   left_out_warnings,
   unreadable_photographs,
 )
-from oneshot_dp.extract.sources.labels import class_names, label_numbers
+from oneshot_dp.extract.sources.labels import (
+  class_names,
+  label_numbers,
+  warn_of_one_class,
+)
 from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.location import (
   advice,
@@ -43,12 +47,18 @@ from oneshot_dp.extract.sources.owner_names import (
   check_owner_names,
   check_owners,
   check_unused_owners,
+  refuse_mixed_owners,
   units_of_column,
 )
 from oneshot_dp.extract.sources.source import Source
 from oneshot_dp.extract.sources.splits import (
   check_splits,
+  may_say_split,
+  partition_columns,
+  refuse_differing_splits,
   resolve_split,
+  split_of_columns,
+  split_of_path,
   split_tables,
 )
 
@@ -78,6 +88,13 @@ def open_source(config: SourceConfig) -> Source:
     # The owner of a row follows from its image, which only workers read.
     source = open_source(dataclasses.replace(config, units=None))
     return dataclasses.replace(source, unit=DISTINCT_IMAGE)
+  source = _open_any(config)
+  warn_of_one_class(config.location[0], source.class_names)
+  return source
+
+
+def _open_any(config: SourceConfig) -> Source:
+  """Opens a source whose owners, if any, are known before an image is read."""
   if len(config.location) == 1 and config.location[0].startswith("tfds:"):
     # TFDS takes seconds to import.
     from oneshot_dp.extract.sources.tfds import open_tfds
@@ -171,7 +188,7 @@ def _open_tables(config: SourceConfig, paths: Sequence[str]) -> Source:
     kind = format_of(path)
     splits = kind.list_splits(file)
     if not splits and kind.any_split:
-      splits = [config.split or "all"]
+      splits = [_split_of_arrays(config, path)]
     if splits:
       by_split = {split: [path] for split in splits}
   split, members = resolve_split(paths[0], config.split, by_split)
@@ -184,6 +201,17 @@ def _open_tables(config: SourceConfig, paths: Sequence[str]) -> Source:
     split=split,
   )
   return _labeled_rows(config, [files[path] for path in members])
+
+
+def _split_of_arrays(config: SourceConfig, path: str) -> str:
+  """The split of a file that is of whatever split a flag says.
+
+  InputError: its name says another one.
+  """
+  name = os.path.basename(path)
+  refuse_differing_splits(path, config.split, [name])
+  columns = split_of_columns((config.image, config.label))
+  return config.split or columns or split_of_path(name) or "all"
 
 
 def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
@@ -211,7 +239,7 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
     if config.units is not None:
       units.append(_units_of(file, rows, config.units, unit_names))
   place = files[0].path if len(files) == 1 else config.location[0]
-  _check_splits(place, config.split or "all", all_rows)
+  _check_splits(place, config, files, all_rows)
   unit_ids = None
   if config.units is None:
     unused: set[str] = set()
@@ -221,6 +249,7 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
   else:
     check_owner_names(unit_names.values(), config.units)
     unit_ids = np.concatenate(units)
+    refuse_mixed_owners(config.units, unit_ids, unit_names)
     check_owners(config.units, unit_ids, np.concatenate(labels))
   return Source(
     name=config.name or "",
@@ -259,16 +288,27 @@ def _units_of(
   return np.array(numbers, np.int64)
 
 
-def _check_splits(place: str, split: str, all_rows: Sequence[FileRows]) -> None:
+def _check_splits(
+  place: str,
+  config: SourceConfig,
+  files: Sequence[File],
+  all_rows: Sequence[FileRows],
+) -> None:
   """InputError: a column of the files says that rows are of several splits."""
   # Over all files: a file of each split is the mistake, too, where their names
   # do not say it.
   values_of: dict[str, set[Any]] = {}
-  for rows in all_rows:
+  for file, rows in zip(files, all_rows, strict=True):
     for column, values in rows.splits.items():
       values_of.setdefault(column, set()).update(values)
+    # Folders that are called is_test=1 are columns of their files.
+    partitions = partition_columns(file.path, config.location[0])
+    for column, value in partitions.items():
+      is_used = column in (rows.label_column, config.units)
+      if may_say_split(column) and not is_used:
+        values_of.setdefault(column, set()).add(value)
   for column, values in values_of.items():
-    check_splits(place, split, column, values)
+    check_splits(place, config.split or "all", column, values)
 
 
 def _check_length(file: File, rows: FileRows, count: int) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -222,6 +222,27 @@ def canonical_spelling(name: str) -> str:
   text = unicodedata.normalize("NFKC", "".join(letters)).casefold()
   number = _PADDED_NUMBER.fullmatch(text)
   return number[1] if number else " ".join(text.split())
+
+
+def refuse_mixed_owners(
+  unit: str, unit_ids: Int64[np.ndarray, " n"], known_names: Mapping[int, str]
+) -> None:
+  """Raises InputError if some files have integers as owners, others strings.
+
+  The owner 7 of one file and "7" of another would be two, and each be protected
+  in a part of the rows alone.
+
+  Args:
+    unit: what owns rows, for the message.
+    unit_ids: the owner of each row of all files.
+    known_names: the names of those that have one, by their numbers.
+  """
+  owners = set(np.unique(unit_ids).tolist())
+  if known_names and not owners <= known_names.keys():
+    raise InputError(
+      f"--units {unit!r} must be all integers of 64 bits, or all strings, in"
+      " all files."
+    )
 
 
 def check_unused_owners(place: str, columns: Set[str]) -> None:

@@ -86,20 +86,40 @@ def split_words(name: str) -> dict[str, str]:
   return words
 
 
-def refuse_differing_splits(place: str, names: Sequence[str]) -> None:
+def split_of_columns(names: Iterable[str | None]) -> str:
+  """The split that columns are named after, as X_test is; "" if they are not.
+
+  Args:
+    names: of the columns that a flag names; None for the usual ones.
+  """
+  for name in names:
+    for split in split_words(name or "").values():
+      return split
+  return ""
+
+
+def refuse_differing_splits(
+  place: str, split: str | None, columns: Sequence[str]
+) -> None:
   """Raises InputError for columns of one row that are named after two splits.
 
   Args:
     place: where they are, for the message.
-    names: of the columns, such as X_train and y_test.
+    split: that a flag names; None if none does.
+    columns: their names, such as X_train and y_test.
   """
+  names = list(columns)
+  if split is not None:
+    names.append(f"--split {split}")
   splits: set[str] = set()
   for name in names:
-    splits.update(split_words(name).values())
+    words = set(split_words(name).values())
+    if len(words) == 1:  # train_and_test is of no one split
+      splits |= words
   if len(splits) > 1:
     raise InputError(
-      f"{place!r}: {format_names(names)} are of different splits, and a row has"
-      " a value of each: name columns of one split."
+      f"{place!r}: {format_names(names)} are of different splits: name one"
+      " split."
     )
 
 
@@ -191,6 +211,26 @@ def warn_of_indices(place: str, names: Iterable[str]) -> None:
     print(
       f"WARNING: {escaped(place)}: {format_names(found)} not used: all rows are"
       " read as one split; if they choose rows, write a file of each split.",
+      file=sys.stderr,
+    )
+
+
+def warn_of_unread_splits(place: str, columns: Iterable[str]) -> None:
+  """Warns of columns that may say the split of each row, by their names alone.
+
+  Args:
+    place: where they are, for the message.
+    columns: those that are not used, and whose values are read later.
+  """
+  found: list[str] = []
+  for column in sorted(columns):
+    if is_split_column(column) or _is_flag_of_split(column):
+      found.append(column)
+  if found:
+    print(
+      f"WARNING: {escaped(place)}: {format_names(found)} not used: all rows are"
+      " read as one split; if that says which of them are for tests, prepare a"
+      " split of each.",
       file=sys.stderr,
     )
 

@@ -33,6 +33,7 @@ from oneshot_dp.extract.sources.labels import class_names, resolve_choice
 from oneshot_dp.extract.sources.listed_files import File, readable_as
 from oneshot_dp.extract.sources.owner_names import check_unused_owners
 from oneshot_dp.extract.sources.source import Example, Source
+from oneshot_dp.extract.sources.splits import warn_of_unread_splits
 
 _MAX_METADATA_BYTES = 1 << 20
 """A larger file is refused: ImageNet-21k's names take 300 kB."""
@@ -135,6 +136,7 @@ def open_tfds(config: SourceConfig) -> Tfds:
     columns.append(resolve_feature("--units", config.units, _is_integer))
   else:
     check_unused_owners(place, set(features) - set(columns))
+  warn_of_unread_splits(place, set(features) - set(columns))
   full_name = builder.info.full_name
   sizes: dict[str, int] = {}
   for name, info in builder.info.splits.items():

@@ -196,3 +196,36 @@ def test_import_of_a_file_too_few_is_warned_of(capsys):
   import_table(Path("v"), Path("c"), num_classes=K)
 
   assert "1 of 2 files are missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("name", "expected"), [("all.npz", "train"), ("eval.npz", "eval")]
+)
+def test_import_of_an_npz_is_of_the_split_of_its_name(name, expected):
+  cache = import_table(npz(Path(name)), Path("c"), num_classes=K)
+
+  assert cache.info.split == expected
+
+
+def test_import_of_an_npz_of_another_split_is_refused():
+  with pytest.raises(InputError, match=r"'test\.npz', '--split train' are of"):
+    import_table(npz(Path("test.npz")), Path("c"), split="train", num_classes=K)
+
+
+@pytest.mark.filterwarnings("ignore:.*not used")
+def test_import_of_owners_of_two_kinds_in_two_files_is_refused():
+  Path("v").mkdir()
+  users = np.arange(N)
+  npz(Path("v/a.npz"), user=users)
+  npz(Path("v/b.npz"), user=users.astype(str))
+
+  with pytest.raises(InputError, match=r"'user' must be all .* in all files"):
+    import_table(Path("v"), Path("c"), num_classes=K, unit_name="user")
+
+
+def test_import_of_one_class_is_warned_of(capsys):
+  file = npz(Path("all.npz"), label=np.zeros(N, int))
+
+  import_table(file, Path("c"), num_classes=1)
+
+  assert "has one class, '0', and no head can" in capsys.readouterr().err

@@ -394,3 +394,10 @@ def test_files_without_a_suffix_are_counted_as_such(tmp_path, capsys):
   write_files(tmp_path, "a/1.png", "b/2.png", "b/IMG_1", "a/x.txt")
   open_dataset(tmp_path)
   assert ": 2 files, .txt, without a suffix" in capsys.readouterr().err
+
+
+def test_a_class_that_is_called_all_is_a_class(tmp_path):
+  """`all` is the name of the whole of a folder without splits."""
+  write_files(tmp_path, "all/1.png", "hem/2.png")
+
+  assert open_dataset(tmp_path).class_names == ("all", "hem")

@@ -394,7 +394,91 @@ def test_images_and_labels_of_different_splits_are_refused(tmp_path):
   arrays = {"x_train": np.full((4, 2, 2, 3), 99, np.uint8), "y_test": [0] * 4}
   np.savez(tmp_path / "pets.npz", **arrays)
 
-  with refused("'x_train', 'y_test' are of different splits"):
+  with refused("'x_train', 'y_test', .* are of different splits"):
     open_dataset(
       tmp_path / "pets.npz", image="x_train", label="y_test", num_classes=2
     )
+
+
+def write_two_splits(path: pathlib.Path) -> None:
+  """An npz of a train and a test set whose arrays are not called as usual."""
+  images = np.full((4, 2, 2, 3), 99, np.uint8)
+  labels = np.array([0, 1, 0, 1])
+  np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels)
+
+
+def test_arrays_that_a_flag_names_tell_their_split(tmp_path):
+  write_two_splits(tmp_path / "pets.npz")
+
+  source = open_dataset(
+    tmp_path / "pets.npz", image="x_test", label="y_test", num_classes=2
+  )
+
+  assert source.split == "test"
+
+
+def test_arrays_of_another_split_than_its_flag_are_refused(tmp_path):
+  write_two_splits(tmp_path / "pets.npz")
+
+  with refused("'x_train', 'y_train', '--split test' are of different splits"):
+    open_dataset(
+      tmp_path / "pets.npz",
+      split="test",
+      image="x_train",
+      label="y_train",
+      num_classes=2,
+    )
+
+
+@pytest.mark.parametrize(
+  ("name", "split", "expected"),
+  [
+    ("pets.npz", None, "all"),
+    ("pets.npz", "val", "val"),
+    ("pets_test.npz", None, "test"),
+    ("pets_val.npz", "validation", "validation"),
+    ("train_and_test.npz", "train", "train"),
+  ],
+)
+def test_an_npz_is_of_the_split_of_its_flag_or_name(
+  tmp_path, name, split, expected
+):
+  path = write_npz(tmp_path / name)
+
+  source = open_dataset(path, class_names=CLASSES, split=split)
+
+  assert source.split == expected
+
+
+def test_an_npz_that_is_called_after_another_split_is_refused(tmp_path):
+  path = write_npz(tmp_path / "pets_test.npz")
+
+  with refused("'pets_test.npz', '--split train' are of different splits"):
+    open_dataset(path, class_names=CLASSES, split="train")
+
+
+def test_folders_that_flag_test_rows_are_refused(tmp_path):
+  write_named_files(tmp_path, "is_test=0/a.parquet is_test=1/a.parquet")
+
+  with refused("several splits in its column 'is_test'"):
+    open_dataset(tmp_path, class_names=CLASSES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_owners_of_two_kinds_in_two_files_are_refused(tmp_path, kind):
+  """Else 7 and "7" would be two, and each be protected in half of the rows."""
+  for name, owners in (("a", [7, 8]), ("b", ["7", "8"])):
+    columns: dict[str, Any] = {"label": [0, 1], "user": owners}
+    write_table(tmp_path / f"{name}.{kind}", IMAGES[:2], **columns)
+
+  with refused("--units 'user' must be all integers .* in all files"):
+    open_dataset(tmp_path, class_names=CLASSES, units="user")
+
+
+def test_one_class_is_warned_of(tmp_path, capsys):
+  write_table(tmp_path / "pets.parquet", IMAGES[:2], label=[0, 0])
+
+  open_dataset(tmp_path / "pets.parquet", class_names=("cat",))
+
+  warning = "has one class, 'cat', and no head can be trained on one"
+  assert warning in capsys.readouterr().err

@@ -39,6 +39,7 @@ FEATURES = {
     "mood": F.ClassLabel(names=["calm", "cross"]),
     "owner": F.Scalar(dtype=np.int32),
     "note": F.Text(),
+    "is_test": F.Scalar(dtype=np.bool_),
   },
   "no_label": {
     "image": IMAGE,
@@ -59,7 +60,12 @@ FEATURES = {
 def example(name: str, row: int) -> dict[str, Any]:
   if name == "keys":
     sides = {"left": encode_png(row), "right": encode_png(200 - row)}
-    rest = {"mood": row % 2, "owner": row // 4 - 1, "note": "purrs"}
+    rest = {
+      "mood": row % 2,
+      "owner": row // 4 - 1,
+      "note": "purrs",
+      "is_test": row > 30,
+    }
     return sides | {"species": row % 3} | rest
   return {
     "image": encode_png(row),
@@ -163,6 +169,13 @@ def test_flags_choose_among_several_features(data_dir):
   assert found.class_names == ("0", "1", "2")
   with refused(r"test\[2\] has a label that is none"):
     found[2]
+
+
+def test_a_feature_that_may_flag_test_rows_is_warned_of(data_dir, capsys):
+  pets(data_dir, "keys", image="right", label="mood", units="owner")
+
+  message = capsys.readouterr().err
+  assert "'is_test' not used: all rows are read as one split" in message
 
 
 LEFT = {"image": "left"}
