@@ -24,6 +24,8 @@ MOST_BYTES = 1 << 30
 """A larger file that is read whole is taken for a mistake."""
 _BLOCK_FILES = 512
 """Files are listed so many at a time, at the most."""
+_MOST_FOLDERS = 256
+"""Folders within each other; no program that makes data sets has a tenth."""
 _PR_SET_DUMPABLE = 4  # of linux/prctl.h
 
 
@@ -159,8 +161,14 @@ def walk(
     inside: device and inode of each folder that this one lies in.
 
   Raises:
+    InputError: it lies within more than `_MOST_FOLDERS` others.
     OSError: the folder itself may not be read.
   """
+  if len(inside) > _MOST_FOLDERS:
+    raise InputError(
+      f"{escaped(name)[:80]!r}… lies within {len(inside):,} folders, and may"
+      f" lie within {_MOST_FOLDERS}: move it up, or remove it."
+    )
   try:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
   except (FileNotFoundError, NotADirectoryError):
@@ -190,15 +198,10 @@ def walk(
         below = os.path.join(folder, entry.name)
         yield from walk(below, inner.removesuffix("/"), (*inside, here))
         continue
-      size = -1
-      version = ""
-      if entry.is_file():
-        try:
-          status = entry.stat()
-        except FileNotFoundError:  # it has just gone
-          continue
-        size = status.st_size
-        version = str(status.st_mtime_ns)
+      try:
+        size, version = _size_and_version(entry)
+      except FileNotFoundError:  # it has just gone
+        continue
       block.names.append(inner)
       block.sizes.append(size)
       block.versions.append(version)
@@ -219,10 +222,27 @@ def _entries_by_name(handle: int) -> dict[str, os.DirEntry[str]]:
   entry_of: dict[str, os.DirEntry[str]] = {}
   for entry in os.scandir(handle):
     name = entry.name
-    if entry.is_dir():
-      name += "/"
+    # A link to itself is no folder: `is_dir` raises an error of it.
+    try:
+      if entry.is_dir():
+        name += "/"
+    except OSError:
+      name = entry.name
     entry_of[name] = entry
   return entry_of
+
+
+def _size_and_version(entry: os.DirEntry[str]) -> tuple[int, str]:
+  """As of `FileBlock`; FileNotFoundError: it has just gone."""
+  try:
+    if not entry.is_file():
+      return -1, ""
+    status = entry.stat()
+  except FileNotFoundError:
+    raise
+  except OSError:  # a link to itself, say
+    return -1, ""
+  return status.st_size, str(status.st_mtime_ns)
 
 
 def write_once(path: str | os.PathLike, data: bytes | Iterable[bytes]) -> bool:

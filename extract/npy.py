@@ -1,12 +1,21 @@
 """Arrays of an npz: what a header states is bounded before it is believed."""
 
 import math
+import zipfile
 from typing import Any, NamedTuple
 
 import numpy as np
 
 HEADER_BYTES = 1 << 16
 """A header is no longer: it states a shape and a dtype."""
+MAX_DIRECTORY_BYTES = 1 << 22
+"""Of the list of arrays that an npz ends with: some 60,000."""
+# The record that a zip ends with, before a comment; a large zip has two more
+# records before it, and then the first of them counts.
+_END, _END_BYTES = b"PK\x05\x06", 22
+_LARGE_END, _LARGE_END_BYTES = b"PK\x06\x06", 56
+_LOCATOR, _LOCATOR_BYTES = b"PK\x06\x07", 20
+_MOST_COMMENT_BYTES = 1 << 16
 
 
 class Header(NamedTuple):
@@ -21,6 +30,40 @@ class Header(NamedTuple):
   shape: tuple[int, ...]
   is_fortran: bool
   dtype: np.dtype
+
+
+def open_archive(content: Any) -> zipfile.ZipFile:
+  """Opens an npz, whose list of arrays is bounded before it is read.
+
+  Python makes an object of a kilobyte of each 50 bytes of the list.
+
+  Args:
+    content: the open file.
+
+  Raises:
+    ValueError: the list is longer than `MAX_DIRECTORY_BYTES`.
+    zipfile.BadZipFile: it is no zip.
+  """
+  content.seek(0, 2)
+  size = content.tell()
+  most = _END_BYTES + _MOST_COMMENT_BYTES + _LOCATOR_BYTES + _LARGE_END_BYTES
+  content.seek(max(0, size - most))
+  tail = content.read(most)
+  content.seek(0)
+  end = tail.rfind(_END)
+  num_bytes = int.from_bytes(tail[end + 12 : end + 16], "little")
+  locator = end - _LOCATOR_BYTES
+  large_end = locator - _LARGE_END_BYTES
+  is_large = large_end >= 0 and tail.startswith(_LOCATOR, locator)
+  if is_large and tail.startswith(_LARGE_END, large_end):
+    field = tail[large_end + 40 : large_end + 48]
+    num_bytes = int.from_bytes(field, "little")
+  if end >= 0 and num_bytes > MAX_DIRECTORY_BYTES:
+    raise ValueError(
+      f"a list of arrays of {num_bytes:,} bytes, which may have"
+      f" {MAX_DIRECTORY_BYTES:,}"
+    )
+  return zipfile.ZipFile(content)
 
 
 def read_header(member: Any) -> Header:

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float32
 
 from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.extract import files, hub, storage
-from oneshot_dp.extract.npy import read_array
+from oneshot_dp.extract.npy import MAX_DIRECTORY_BYTES, open_archive, read_array
 
 Arrays = dict[str, np.ndarray]
 Images = Float32[Array, "b s s 3"]
@@ -255,6 +255,13 @@ def read_tensors(path: pathlib.Path) -> tuple[Arrays, str]:
 
 def _read_safetensors(path: pathlib.Path) -> Arrays:
   arrays = {}
+  with path.open("rb") as content:
+    header_bytes = int.from_bytes(content.read(8), "little")
+  if header_bytes > MAX_DIRECTORY_BYTES:
+    raise ValueError(
+      f"a header of {header_bytes:,} bytes, which may have"
+      f" {MAX_DIRECTORY_BYTES:,}"
+    )
   with safetensors.safe_open(path, framework="np") as file:
     for name in file.keys():  # noqa: SIM118
       arrays[name] = file.get_tensor(name)
@@ -262,7 +269,7 @@ def _read_safetensors(path: pathlib.Path) -> Arrays:
 
 
 def _read_npz(path: pathlib.Path) -> Arrays:
-  with zipfile.ZipFile(path) as archive:
+  with path.open("rb") as content, open_archive(content) as archive:
     members = archive.infolist()
   # PyTorch's own files are archives of a pickle, too.
   if any(member.filename.endswith("data.pkl") for member in members):

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import math
 import os
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, runtime_checkable
@@ -19,7 +18,7 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.npy import Header, read_header
+from oneshot_dp.extract.npy import Header, open_archive, read_header
 from oneshot_dp.extract.sources.labels import class_labels
 from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,
@@ -158,7 +157,7 @@ class NpzVectors:
     self.path = path
     self._open_content = open_content
     self.shapes: dict[str, tuple[int, ...]] = {}
-    with open_content() as content, zipfile.ZipFile(content) as archive:
+    with open_content() as content, open_archive(content) as archive:
       # Only headers are read here: an array's shape is known without its
       # numbers.
       for member in archive.namelist():
@@ -171,7 +170,7 @@ class NpzVectors:
   def blocks(self, name: str) -> Iterator[np.ndarray]:
     with (
       self._open_content() as content,
-      zipfile.ZipFile(content) as archive,
+      open_archive(content) as archive,
     ):
       # Of a member no more is ever unpacked than the archive states here.
       stated_bytes = archive.getinfo(f"{name}.npy").file_size
@@ -185,7 +184,7 @@ class NpzVectors:
   def plain_values(self, name: str) -> list[Any]:
     with (
       self._open_content() as content,
-      zipfile.ZipFile(content) as archive,
+      open_archive(content) as archive,
       archive.open(f"{name}.npy") as stream,
     ):
       header = read_header(stream)

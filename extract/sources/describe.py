@@ -102,7 +102,9 @@ def _sound_files(folder: str, report: ImagesReport) -> list[File]:
   files: list[File] = []
   for file in listed_files.files_in(folder):
     if file.size < 0:
-      report.faults.append(f"{file.path!r}: leads nowhere or back")
+      report.faults.append(
+        f"{file.path!r}: leads nowhere or back, or may not be read"
+      )
     else:
       files.append(file)
   return files

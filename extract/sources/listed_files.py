@@ -123,8 +123,9 @@ def refuse_broken(folder: str, files: FileTable) -> None:
   broken = list(files.select(files.sizes < 0).paths())
   if broken:
     raise InputError(
-      f"{folder!r} has links that lead nowhere or back into themselves, or what"
-      f" is not a file: {format_names(broken)}; fix or remove them."
+      f"{folder!r} has links that lead nowhere or back into themselves, what"
+      f" may not be read, or what is not a file: {format_names(broken)}; fix or"
+      " remove them."
     )
 
 

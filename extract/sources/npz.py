@@ -14,7 +14,12 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import SourceConfig
-from oneshot_dp.extract.npy import HEADER_BYTES, read_array, read_header
+from oneshot_dp.extract.npy import (
+  HEADER_BYTES,
+  open_archive,
+  read_array,
+  read_header,
+)
 from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.limits import (
@@ -155,8 +160,7 @@ class Npz:
     # fix of its own.
     if not zipfile.is_zipfile(content):
       raise ValueError("use numpy.savez")
-    content.seek(0)
-    self._zip = zipfile.ZipFile(content)
+    self._zip = open_archive(content)
     self._path = path
     self.names = [n.removesuffix(".npy") for n in self._zip.namelist()]
 

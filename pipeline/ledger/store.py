@@ -339,7 +339,9 @@ def _readable_error(
   if code in _BUSY:
     reason = "is busy: another process is writing to it; try again"
   else:
-    reason = f"cannot be read or written ({error}); fix the disk"
+    reason = (
+      f"cannot be read or written ({error}); fix the disk or the permissions"
+    )
   if if_it_fails:
     reason += f"; {if_it_fails}"
   return RunError(f"the ledger {path} {reason}.")

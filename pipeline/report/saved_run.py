@@ -131,13 +131,23 @@ def read_run(directory: Path) -> Run:
     )
   results = parse_results(file, places.read(file))
   receipts = {}
+  folders: set[Path] = set()
   for row in results.rows:
     # A path in results.json may be anything, such as "../../other": a report
     # about one folder shows nothing of another.
     head_folder = directory / row.path
     if not _is_inside(directory, head_folder):
       raise InputError(f"{file} names {row.path!r}, outside of {directory}.")
-    receipts[row.path] = read_head(head_folder).receipt
+    # Each is read whole, so a file of some megabytes would take hours.
+    if not isinstance(head_folder, places.Url):
+      head_folder = head_folder.resolve()
+    if head_folder in folders:
+      raise InputError(
+        f"{file} names {row.path!r} twice: restore the file, or run the sweep"
+        " again."
+      )
+    folders.add(head_folder)
+    receipts[row.path] = read_head(directory / row.path).receipt
     _check_against_receipt(file, row, receipts[row.path])
     _check_classes(file, row, results.facts, receipts[row.path])
   _check_together(file, results.facts, receipts)

@@ -1,5 +1,6 @@
 """Files on the disk of this machine."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ def test_what_is_listed(tmp_path):
   (tmp_path / "link").symlink_to(tmp_path / "a" / "x")
   (tmp_path / "gone").symlink_to(tmp_path / "none")
   (tmp_path / "zero").symlink_to("/dev/zero")
+  (tmp_path / "self").symlink_to("self")
   (tmp_path / "a" / "b" / "up").symlink_to(tmp_path / "a")
   (tmp_path / "twice").symlink_to(tmp_path / "a" / "b")
   os.mkfifo(tmp_path / "fifo")
@@ -27,7 +29,7 @@ def test_what_is_listed(tmp_path):
   assert found.pop("a/b/y") == found.pop("twice/y") == 2
   assert found.pop("a/x") == found.pop("link") == 1
   assert found == dict.fromkeys(
-    ("a/b/up", "fifo", "gone", "twice/up/b", "zero"), -1
+    ("a/b/up", "fifo", "gone", "self", "twice/up/b", "zero"), -1
   )
 
 
@@ -42,6 +44,16 @@ def test_a_listing_that_is_not_finished_leaves_no_folder_open(tmp_path):
   del walk
 
   assert os.listdir("/proc/self/fd") == before
+
+
+def test_folders_without_end_are_refused_by_name(tmp_path):
+  with contextlib.chdir(tmp_path):  # as a path would be too long
+    for _ in range(300):
+      os.mkdir("inner")
+      os.chdir("inner")
+
+  with refused("'inner/inner/inner.*… lies within 257 folders, and may lie wi"):
+    storage.list_files(storage.store_at(tmp_path))
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path):

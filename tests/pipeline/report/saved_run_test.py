@@ -78,6 +78,19 @@ def test_results_of_heads_elsewhere_are_refused(run, capsys):
   assert "outside of" in fails(capsys, "report", run)
 
 
+@pytest.mark.parametrize("way", ["", "../heads/"])
+def test_results_that_name_a_head_twice_are_refused_unread(run, way):
+  """A hundred thousand times the same head would take hours."""
+  results = json.loads((run / "results.json").read_text())
+  (head,) = results["heads"]
+  name = head["path"].removeprefix("heads/")
+  results["heads"].append(head | {"path": f"heads/{way}{name}"})
+  (run / "results.json").write_text(json.dumps(results))
+
+  with pytest.raises(InputError, match=r"names 'heads/.*' twice: restore"):
+    read_run(run)
+
+
 @pytest.mark.parametrize(
   ("name", "value"),
   [
