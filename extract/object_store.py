@@ -1,5 +1,6 @@
 """Clients of gs:// and s3:// buckets, and what their errors mean."""
 
+import html
 import importlib.util
 import io
 import os
@@ -316,6 +317,15 @@ _CREDENTIAL_FAULTS = {
   ),
   "RequestTimeTooSkewed": "this machine's clock is wrong; set it",
 }
+_CODE = re.compile(r"<Code>([\w.]+)</Code>")
+_DENIED_CODES = ("", "AccessDenied", "Forbidden")
+"""Codes of a status 403 that mean that a permission is missing, or none."""
+_REFUSALS = re.compile(
+  r"KMS\..*|InvalidRequest|InvalidArgument|InvalidStorageClass"
+  r"|InvalidBucketName|EntityTooLarge|MethodNotAllowed|UserProjectMissing"
+)
+"""Other codes of what is refused however often it is asked for: a key that is
+disabled, a bucket that wants encryption or a payer to be named."""
 
 
 class UnreachableError(RunError):
@@ -347,7 +357,7 @@ def store_error(
   # An endpoint may have a password in it.
   reason = re.sub(r"//[^/@\s]*@", "//…@", reason)
   bucket = _bucket_url(url)
-  code = re.search(r"<Code>(\w+)</Code>", str(error))
+  code = _CODE.search(str(error))
   # From what needs no try again to what may need one: a wrong password that is
   # tried for minutes looks like a slow network.
   if kind in ("AlreadyExistsError", "PreconditionError"):
@@ -365,11 +375,9 @@ def store_error(
     return FileNotFoundError(place)
   if kind == "NotFoundError" or "404 Not Found" in reason:
     return no_bucket_error(url)
-  if re.search("Denied|403 Forb", f"{kind} {reason}"):
-    permission = PERMISSIONS[action][url[:2]]
-    return InputError(
-      f"{place}: these credentials lack the permission {permission}; grant it."
-    )
+  refusal = _refusal(url, place, action, error)
+  if refusal is not None:
+    return refusal
   if re.search("Unauthen|401 Unauth", f"{kind} {reason}"):
     return InputError(
       f"{bucket}: these credentials are not valid, or have expired; log in"
@@ -382,6 +390,45 @@ def store_error(
     )
   reason = escaped(reason)[:_MAX_REASON_CHARACTERS]
   return RunError(f"{place}: {reason}; run the same command again.")
+
+
+def _refusal(
+  url: str, place: str, action: str, error: Exception
+) -> InputError | None:
+  """The error of a request that the store understands and does not allow."""
+  code = ""
+  match = _CODE.search(str(error))
+  if match is not None:
+    code = match[1]
+  kind = type(error).__name__
+  reason = str(error).split("\n")[0]
+  is_forbidden = re.search("Denied|403 Forb", f"{kind} {reason}") is not None
+  if is_forbidden and code in _DENIED_CODES:
+    permission = PERMISSIONS[action][url[:2]]
+    return InputError(
+      f"{place}: these credentials lack the permission {permission}; grant it"
+      f"{_store_words(error)}."
+    )
+  if is_forbidden or _REFUSALS.fullmatch(code):
+    return InputError(
+      f"{place}: the store refuses to {action} it: {code}{_store_words(error)}."
+    )
+  return None
+
+
+def _store_words(error: Exception) -> str:
+  """What a store says of the reason, in parentheses, if that says anything.
+
+  Permissions may be granted and a policy of the bucket forbid the request all
+  the same, as one without encryption.
+  """
+  # GCS has it in the details, S3 in the message.
+  for element in ("Details", "Message"):
+    words = re.search(f"<{element}>([^<]+)</{element}>", str(error))
+    if words and not re.fullmatch(r"access denied\.?", words[1].lower()):
+      said = one_line(ValueError(html.unescape(words[1])))
+      return f" (the store says: {said})"
+  return ""
 
 
 def _connect_fault(error: Exception) -> str:

@@ -255,18 +255,22 @@ def write_if_absent(store: Store, name: str, data: bytes) -> bytes:
     InputError: credentials or permissions do not suffice.
     RunError: the disk or the store failed.
   """
-  if store.remote is None:
-    if files.write_once(store.path(name), data):
+  for wait in (0.0, *_WAITS):
+    time.sleep(wait)
+    if store.remote is None:
+      if files.write_once(store.path(name), data):
+        return data
+    elif _put(store, store.remote, name, data):
       return data
-  elif _put(store, store.remote, name, data):
-    return data
-  # Perhaps it was this very call that wrote it, and its answer was lost.
-  existing = read(store, name, max(files.MOST_BYTES, len(data)))
-  if existing is None:
-    raise RunError(
-      f"{store.display_path(name)} was removed meanwhile; run again."
-    )
-  return existing
+    # Perhaps it was this very call that wrote it, and its answer was lost.
+    existing = read(store, name, max(files.MOST_BYTES, len(data)))
+    if existing is not None:
+      return existing
+    # S3 refuses one of two writes at the same moment before the other's file is
+    # there to be read, and asks to try again.
+  raise RunError(
+    f"{store.display_path(name)} was removed meanwhile; run again."
+  )
 
 
 def overwrite(store: Store, name: str, data: bytes) -> None:

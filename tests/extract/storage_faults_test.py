@@ -168,6 +168,9 @@ CREDENTIAL_FAULTS = [
   (403, "AccessDenied", "lack the permission s3:(Get|List|Put)"),
   (404, "NoSuchBucket", "there is no such bucket"),
   (401, "Unauthorized", "these credentials are not valid"),
+  (403, "RequestTimeTooSkewed", "this machine's clock is wrong"),
+  (403, "InvalidObjectState", "refuses to (read|list|write) it: InvalidObj"),
+  (400, "KMS.DisabledException", "refuses to .* it: KMS.DisabledException"),
 ]
 CALLS = [
   lambda store: storage.read(store, "x"),
@@ -189,6 +192,34 @@ def test_credentials_each_fault_has_its_own_line_and_no_second_try(
       call(store)
 
   assert len(place.server.calls()) == len(CALLS)
+
+
+@STORES
+def test_reason_of_a_refusal_is_told_in_the_words_of_the_store(place):
+  policy = "explicit deny: the bucket wants &quot;aws:kms&quot;"
+  text = f"<Error><Code>AccessDenied</Code><Message>{policy}</Message></Error>"
+  place.server.fault = lambda kind: None
+  place.server.ask = lambda *_: (403, [], text.encode())
+
+  with refused(r'lack the permission .* \(the store says: .* "aws:kms"\)'):
+    storage.write_if_absent(storage.store_at(place.url), "x", b"x")
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_write_that_another_of_the_same_moment_disturbs_is_tried_again(
+  place, monkeypatch
+):
+  monkeypatch.setattr(storage, "_WAITS", (0.01,))
+  conflicts = iter([(409, "ConditionalRequestConflict")])
+
+  def conflict_once(kind):
+    if kind == "PUT":
+      return next(conflicts, None)
+    return None
+
+  place.server.fault = conflict_once
+
+  assert storage.write_if_absent(storage.store_at(place.url), "x", b"1") == b"1"
 
 
 @pytest.mark.parametrize("place", ["s3"], indirect=True)
