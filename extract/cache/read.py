@@ -192,6 +192,8 @@ def open_cache(
   """
   if isinstance(rows, str):
     rows = Part.parse(rows, "rows")
+  if not isinstance(rows, Part):
+    raise InputError(f"rows={rows!r} must be a part, such as '[:80%]'.")
   store = storage.store_at(path)
   if not storage.is_url(path) and os.path.isfile(path):
     raise InputError(f"{store.display_path()} is a file: {_ADVICE}.")

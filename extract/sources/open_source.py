@@ -84,6 +84,10 @@ def open_source(config: SourceConfig) -> Source:
       be.
     RunError: a data set of TFDS or the Hub cannot be downloaded or prepared.
   """
+  if not isinstance(config, SourceConfig):
+    raise InputError(
+      f"config={config!a} must be a SourceConfig(location=('photos',))."
+    )
   if config.units == SAME_IMAGE:
     # The owner of a row follows from its image, which only workers read.
     source = open_source(dataclasses.replace(config, units=None))

@@ -123,3 +123,58 @@ def test_wrong_types_are_refused_in_a_line_and_numbers_of_numpy_are_not():
   assert charges == 0
   assert receipt["follows"]["epsilon"] == 5.0
   assert receipt["stated"]["num_classes"] == 3
+
+
+WRONG_TYPES = """
+import json
+import numpy as np
+import oneshot_dp
+from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.extract_config import SourceConfig
+
+def train(**change):
+  given = dict(num_classes=3, epsilon=1.0, delta=1e-4) | change
+  oneshot_dp.train_head(np.eye(3), [0, 1, 2], **given)
+
+refused = []
+for call in (
+  lambda: oneshot_dp.noise_multiplier("1", 1e-6),
+  lambda: oneshot_dp.mu_squared_from_epsilon(1.0, "1e-6"),
+  lambda: oneshot_dp.epsilon_of("1", 1e-6),
+  lambda: train(weak_privacy="no"),
+  lambda: train(balanced="no"),
+  lambda: train(charge=3),
+  lambda: SourceConfig(location="photos"),
+  lambda: SourceConfig(location=(1,)),
+  lambda: SourceConfig(location=("photos",), class_names="cat"),
+  lambda: SourceConfig(location=("photos",), num_classes="3"),
+  lambda: oneshot_dp.open_source("photos"),
+  lambda: oneshot_dp.open_cache("cache", 3),
+  lambda: oneshot_dp.load_backbone(3),
+):
+  try:
+    call()
+  except InputError as error:
+    refused.append(str(error))
+print(json.dumps(refused))
+"""
+
+
+@pytest.mark.long
+def test_text_for_numbers_truth_values_or_several_names_is_refused_by_name():
+  # In a process of its own, as annotations are checked in this one.
+  assert json.loads(printed(WRONG_TYPES)) == [
+    "epsilon='1' must be a number.",
+    "delta='1e-6' must be a number.",
+    "mu_squared='1' must be a number.",
+    "weak_privacy='no' must be True or False.",
+    "balanced='no' must be True or False.",
+    "charge=3 must be a function, or None.",
+    "location='photos' must be a tuple of strings, such as ('a',).",
+    "location=(1,) must be a tuple of strings, such as ('a',).",
+    "class_names='cat' must be a tuple of strings, such as ('a',).",
+    "num_classes='3' must be a whole number.",
+    "config='photos' must be a SourceConfig(location=('photos',)).",
+    "rows=3 must be a part, such as '[:80%]'.",
+    "name=3 must be the name of a backbone.",
+  ]

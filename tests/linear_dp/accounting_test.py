@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import dp_accounting
 import hypothesis
@@ -181,21 +180,3 @@ def test_check_delta_of_one_in_n_needs_weak_privacy():
 def test_check_delta_of_one_is_refused_even_as_weak_privacy():
   with pytest.raises(InputError, match="must lie strictly"):
     check_delta(1.0, 1000, allow_weak_privacy=True)
-
-
-NO_NUMBER: Any = "1"
-
-
-def test_text_in_the_place_of_an_epsilon_is_refused_by_name():
-  with pytest.raises(InputError, match="epsilon='1' must be a number"):
-    noise_multiplier(NO_NUMBER, 1e-6)
-
-
-def test_text_in_the_place_of_a_delta_is_refused_by_name():
-  with pytest.raises(InputError, match="delta='1' must be a number"):
-    mu_squared_from_epsilon(1.0, NO_NUMBER)
-
-
-def test_text_in_the_place_of_a_cost_is_refused_by_name():
-  with pytest.raises(InputError, match="mu_squared='1' must be a number"):
-    epsilon_of(NO_NUMBER, 1e-6)
