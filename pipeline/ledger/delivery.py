@@ -194,16 +194,16 @@ class Delivery:
   ) -> None:
     # Staged files are removed where they cannot have been noted: before the
     # note was begun, or because the ledger refused it.
-    was_refused = isinstance(error, InputError)
-    if self._stage is _Stage.CHARGED or (
-      self._stage is _Stage.NOTING and was_refused
-    ):
+    cannot_be_noted = self._stage is _Stage.CHARGED
+    if self._stage is _Stage.NOTING:
+      cannot_be_noted = isinstance(error, InputError)
+    if cannot_be_noted:
       shutil.rmtree(self.folder, ignore_errors=True)
     self._output.unlock()
-    is_charged_only = self._stage in (_Stage.CHARGED, _Stage.NOTING)
-    if is_charged_only and isinstance(
-      error, InputError | RunError | KeyboardInterrupt
-    ):
+    # An error that is told in one line says what became of the charge, too.
+    is_charged = self._stage in (_Stage.CHARGED, _Stage.NOTING)
+    is_told = isinstance(error, InputError | RunError | KeyboardInterrupt)
+    if is_charged and is_told:
       reason = str(error) or "interrupted;"
       raise type(error)(
         f"{reason} {self._out} was not written; what was charged to"
