@@ -40,9 +40,9 @@ def _parquet_rows(
 
 
 def _read_cell(file: File, column: str, group: int, row: int) -> ImageData:
-  from oneshot_dp.extract.sources import parquet
+  from oneshot_dp.extract.sources import parquet_cells
 
-  return parquet.read_cell(file, column, group, row)
+  return parquet_cells.read_cell(file, column, group, row)
 
 
 _IMAGE = Format(

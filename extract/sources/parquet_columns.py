@@ -14,6 +14,8 @@ from oneshot_dp.extract.sources.limits import (
 )
 from oneshot_dp.extract.sources.parquet_pages import checked_pages
 
+PARQUET = "Parquet file"
+"""What a file is to be, for messages."""
 STRINGS = (pa.string(), pa.large_string(), pa.string_view())
 _VALUES_AT_ONCE = 1 << 16
 _PAGE_BUFFER = 1 << 20

@@ -8,7 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.sources import listed_files, parquet, parquet_pages
+from oneshot_dp.extract.sources import (
+  listed_files,
+  parquet_cells,
+  parquet_pages,
+)
 from oneshot_dp.extract.sources.parquet_pages import checked_pages
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import open_dataset
@@ -77,7 +81,7 @@ def readings(monkeypatch):
     return original(file, *args, **options)
 
   monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
-  parquet._readers.clear()
+  parquet_cells._readers.clear()
   return readings
 
 
@@ -123,25 +127,25 @@ def test_rows_that_are_passed_over_are_kept_for_another_thread(
   file = listed_files.file_at(str(path))
 
   for row in (99, 0, 50, 98):
-    assert parquet.read_cell(file, "image", 0, row) == cells[row]
+    assert parquet_cells.read_cell(file, "image", 0, row) == cells[row]
 
   assert len(readings) == 1
 
 
 def test_a_large_dictionary_is_not_kept_with_each_batch(tmp_path, monkeypatch):
   """As pandas writes photographs: the first thousand are a dictionary."""
-  monkeypatch.setattr(parquet, "_MAX_DICTIONARY_BYTES", MIB)
+  monkeypatch.setattr(parquet_cells, "_MAX_DICTIONARY_BYTES", MIB)
   cells = [bytes([i]) * MIB for i in range(60)]
   path = tmp_path / "x.parquet"
   pq.write_table(
     pa.table({"image": cells, "label": [0] * 60}), path, compression="zstd"
   )
   file = listed_files.file_at(str(path))
-  parquet._readers.clear()
+  parquet_cells._readers.clear()
 
   for row in (0, 59):
-    assert parquet.read_cell(file, "image", 0, row) == cells[row]
+    assert parquet_cells.read_cell(file, "image", 0, row) == cells[row]
 
-  (reader,) = parquet._readers._readers.values()
+  (reader,) = parquet_cells._readers._readers.values()
   assert len(reader.kept) > 1
   assert reader.kept_bytes < 61 * MIB
