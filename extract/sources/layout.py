@@ -28,6 +28,7 @@ _DERIVED = re.compile(
 _DERIVED_FOLDER = re.compile(
   r"(?:(?<=/)|\A)(masks?|segmentations?|gt|ground_?truth|thumb(nail)?s?)/"
 )
+_FOLD = re.compile(r"(k?fold|cv)[ _-]?\d+", re.IGNORECASE)
 _IMAGE_FOLDERS = ("", "image/", "images/", "img/", "photos/", "originals/")
 # Copies of the image itself are x (1).jpg, x - copy.jpg, x_flip.jpg,
 # x_aug_2.jpg and, by a program that makes several of each,
@@ -213,14 +214,29 @@ def _refuse_inner_folders(
     )
   # Folds, cameras or hospitals that have all classes each would be read as the
   # classes themselves.
+  if not is_deep or len(inner_of) == 1:
+    return
+  folders = list(inner_of)
   common = sorted(set.intersection(*inner_of.values()))
-  if is_deep and len(inner_of) > 1 and len(common) > 1:
+  if len(common) > 1:
     raise InputError(
-      f"{root!r}: the folders {format_names(list(inner_of))} all have the"
-      f" folders {format_names(common)}: if these are the classes, give one of"
-      " the former at a time, or merge them; if not, name the classes with"
+      f"{root!r}: the folders {format_names(folders)} all have the folders"
+      f" {format_names(common)}: if these are the classes, give one of the"
+      " former at a time, or merge them; if not, name the classes with"
       " --class-names."
     )
+  if all(_FOLD.fullmatch(folder) for folder in folders):
+    raise InputError(
+      f"{root!r} has folders that are called after folds, not classes:"
+      f" {format_names(folders)}; give one of them at a time, or merge them."
+    )
+  # Letters of the alphabet and groups of classes are read as classes as well,
+  # and may be just these.
+  print(
+    f"note: {escaped(root)}: the classes are {format_names(folders)}, and not"
+    f" the folders in them, such as {format_names(names[:3])}.",
+    file=sys.stderr,
+  )
 
 
 def _refuse_derived(

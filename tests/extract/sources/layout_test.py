@@ -199,3 +199,20 @@ def test_names_are_looked_at_beyond_the_first_thousands(tmp_path, capsys):
   open_dataset(tmp_path)
 
   assert "'cat/04999_flip.jpg'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", ["cat", "dog"])
+def test_folds_of_few_classes_are_refused_as_classes(tmp_path, other):
+  write_files(tmp_path, "fold1/cat/1.png", f"fold2/{other}/2.png")
+
+  with refused("called after folds, not classes: 'fold1', 'fold2'; give one"):
+    open_dataset(tmp_path)
+
+
+def test_folders_in_classes_are_noted_to_be_none(tmp_path, capsys):
+  write_files(tmp_path, "a/abbey/1.png", "b/bar/2.png", "b/boat/3.png")
+
+  assert open_dataset(tmp_path).class_names == ("a", "b")
+
+  message = capsys.readouterr().err
+  assert "the classes are 'a', 'b', and not the folders in them" in message
