@@ -250,6 +250,21 @@ def format_rounded_up(guarantee: float) -> str:
   return f"{float(rounding.create_decimal(repr(float(guarantee)))):g}"
 
 
+@functools.lru_cache(maxsize=1024)
+def format_rounded_down(noise_multiplier: float) -> str:
+  """Formats σ with at most five digits, rounded down.
+
+  >>> format_rounded_down(3.73063), format_rounded_down(0.0)
+  ('3.7306', '0')
+
+  Args:
+    noise_multiplier: σ, finite.
+  """
+  # As an ε that is printed may not be too small, a noise may not be too large.
+  rounding = decimal.Context(prec=5, rounding=decimal.ROUND_FLOOR)
+  return f"{float(rounding.create_decimal(repr(float(noise_multiplier)))):g}"
+
+
 def _delta(mu_squared: Any, epsilon: Any) -> Any:
   """Returns the δ of releases that cost μ², in 50 digits.
 

@@ -39,6 +39,7 @@ def template_environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
   )
+  environment.filters["noise"] = accounting.format_rounded_down
   environment.filters.update(filters or {})
   return environment
 

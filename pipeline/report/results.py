@@ -14,7 +14,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from oneshot_dp.linear_dp.accounting import format_rounded_up
+from oneshot_dp.linear_dp.accounting import (
+  format_rounded_down,
+  format_rounded_up,
+)
 from oneshot_dp.linear_dp.evaluate import accuracy_interval
 from oneshot_dp.pipeline.heads.receipt import NOT_PRIVATE
 
@@ -244,7 +247,7 @@ def table(
     cells = [
       head,
       shown_epsilon,
-      f"{draws[0].noise_multiplier:.4g}",
+      format_rounded_down(draws[0].noise_multiplier),
       percent(top1),
       format_interval(interval),
     ]

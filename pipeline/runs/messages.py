@@ -5,7 +5,10 @@ from collections.abc import Sequence
 
 from oneshot_dp.configs.extract_config import unit_without_relation
 from oneshot_dp.linear_dp import accounting
-from oneshot_dp.linear_dp.accounting import format_rounded_up
+from oneshot_dp.linear_dp.accounting import (
+  format_rounded_down,
+  format_rounded_up,
+)
 from oneshot_dp.linear_dp.train import (
   LITTLE_BETTER_THAN_CHANCE,
   describe_few_rows,
@@ -116,7 +119,7 @@ def dry_run_lines(plan: Plan, charge_ids: Sequence[str]) -> list[str]:
     charge_ids: its charges, if it was charged already and stopped.
   """
   lines = [_describe_training(plan)]
-  noise = f"noise multiplier {noise_multiplier_of(plan):.4g}"
+  noise = f"noise multiplier {format_rounded_down(noise_multiplier_of(plan))}"
   if len(plan.request.epsilons) > 1:
     noise += " at the largest epsilon"
   lines.append(noise)

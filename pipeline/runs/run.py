@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.linear_dp.accounting import format_rounded_up
+from oneshot_dp.linear_dp.accounting import (
+  format_rounded_down,
+  format_rounded_up,
+)
 from oneshot_dp.linear_dp.distributed.hosts import Hosts
 from oneshot_dp.linear_dp.train import TrainedHead, baseline, train
 from oneshot_dp.pipeline import Answer
@@ -283,6 +286,7 @@ def _answer_of_train(plan: Plan, written: WrittenHead) -> Answer:
     text=f"{plan.request.out}: {trained.name} at epsilon ="
     f" {format_rounded_up(follows['epsilon'])}{unit}, delta ="
     f" {format_rounded_up(plan.request.delta)}, noise multiplier"
-    f" {follows['noise_multiplier']:.4g}, noise: {trained.noise_source}",
+    f" {format_rounded_down(follows['noise_multiplier'])}, noise:"
+    f" {trained.noise_source}",
     facts={"out": plan.request.out, "receipt": receipt},
   )

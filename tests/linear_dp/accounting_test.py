@@ -18,6 +18,7 @@ from oneshot_dp.linear_dp.accounting import (
   check_budget,
   check_delta,
   epsilon_of,
+  format_rounded_down,
   mu_squared_from_epsilon,
   noise_multiplier,
   sum_mu_squared,
@@ -180,3 +181,10 @@ def test_check_delta_of_one_in_n_needs_weak_privacy():
 def test_check_delta_of_one_is_refused_even_as_weak_privacy():
   with pytest.raises(InputError, match="must lie strictly"):
     check_delta(1.0, 1000, allow_weak_privacy=True)
+
+
+@hypothesis.given(st.floats(1e-6, 1e12))
+def test_noise_that_is_printed_is_never_larger_than_it_is(sigma):
+  printed = float(format_rounded_down(sigma))
+
+  assert sigma * (1 - 2e-4) <= printed <= sigma

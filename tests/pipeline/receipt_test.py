@@ -1,6 +1,7 @@
 import functools
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -352,6 +353,16 @@ class TestCard:
       assert (words in text) == stated["private"]
     assert stated["noise_source"] in text
     assert f"one {unit}" in text
+
+  @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0, 8.0])
+  def test_a_card_states_no_more_noise_than_there_is(self, tmp_path, epsilon):
+    info = sample_info()
+    receipt = write_head(tmp_path / "h", trained_head(epsilon), info)
+
+    card = render_card(receipt)
+
+    (printed,) = re.findall(r"a noise multiplier of ([0-9.]+) ", card)
+    assert float(printed) <= receipt["follows"]["noise_multiplier"]
 
   def test_it_says_what_it_rests_on(self, folder, text):
     stated = read_head(folder).stated
