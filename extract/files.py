@@ -313,6 +313,25 @@ def replace(path: str | os.PathLike, data: bytes, mode: int = 0o600) -> None:
       unfinished.unlink(missing_ok=True)
 
 
+def check_creatable(path: str | os.PathLike) -> None:
+  """Tries whether a file could be written; nothing is left of it.
+
+  Args:
+    path: of the file; its folder may be missing.
+
+  Raises:
+    RunError: the disk or the permissions refuse.
+  """
+  folder = pathlib.Path(path).absolute().parent
+  while not folder.exists():
+    folder = folder.parent
+  with disk_errors(path):
+    handle, temporary = _open_unnamed(folder / "try")
+    os.close(handle)
+    if temporary is not None:
+      os.unlink(temporary)
+
+
 def _open_unnamed(final: pathlib.Path) -> tuple[int, str | None]:
   """Opens a new file beside `final`: its handle, and its name if it needs one.
 

@@ -137,6 +137,15 @@ def read(place: str | os.PathLike, most_bytes: int = MOST_BYTES) -> bytes:
   return data
 
 
+def check_creatable(place: pathlib.Path) -> None:
+  """Raises RunError unless a file could be written, as far as a disk can tell.
+
+  Nothing is left behind. A store is not asked.
+  """
+  if not isinstance(place, Url):
+    files.check_creatable(place)
+
+
 def write_new(place: pathlib.Path, data: bytes) -> bool:
   """Writes a file whole, unless there is one.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from oneshot_dp.configs.errors import InputError, check_positive
+from oneshot_dp.configs.errors import InputError, RunError, check_positive
 from oneshot_dp.configs.extract_config import MAX_PIXELS, OnDecodeError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.places import normalize, parse_place
@@ -104,12 +104,17 @@ def run(flags: Flags) -> Answer:
   text = (
     f"{flags.out}: {count:,} {images}; scores are logits, not probabilities"
   )
-  if to_stdout:
+  failure = None
+  if not to_stdout:
+    # What took hours is shown, where the disk is full by now.
+    try:
+      write_table(flags.out, table, overwrite=flags.overwrite)
+    except (InputError, RunError) as error:
+      failure = RunError(f"--out was not written, the table is above: {error}")
+  if to_stdout or failure:
     # A terminal is shown no carriage returns: `Answer` would escape those that
     # end the lines of a CSV file.
     text = table.replace("\r\n", "\n").removesuffix("\n")
-  else:
-    write_table(flags.out, table, overwrite=flags.overwrite)
   # Nothing is dropped in silence: what has no class is named here, and has a
   # line in the table.
   faults = [f"broken, without a class: {name}" for name in broken]
@@ -119,12 +124,13 @@ def run(flags: Flags) -> Answer:
     "images": count,
     "broken": broken,
   }
-  if to_stdout:
+  if to_stdout or failure:
     facts["table"] = table
   return Answer(
     text=text,
     facts=facts,
     faults=tuple(faults),
+    failure=failure,
   )
 
 
@@ -138,6 +144,7 @@ def _check_out(flags: Flags) -> None:
     raise InputError(
       f"--out {flags.out} already exists: name a new file, or give --overwrite."
     )
+  places.check_creatable(flags.out)
 
 
 def _open_rows(

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import resource
 import stat
 
 import numpy as np
@@ -186,6 +187,36 @@ def test_a_table_on_standard_output_has_the_lines_of_the_file(
 
   succeeds(capsys, *words, out)
   assert said.splitlines() == out.read_text().splitlines()
+
+
+def test_a_table_that_cannot_be_written_is_refused_before_embedding(
+  capsys, digits_head, digits_photos
+):
+  words = ("predict", digits_head.path, digits_photos, "--out")
+
+  said = fails(capsys, *words, "/proc/none/p.csv", status=1)
+
+  assert said.startswith("/proc/none/p.csv cannot be written: ")
+
+
+def test_a_table_is_printed_where_the_disk_is_full_at_the_end(
+  tmp_path, capsys, digits_head, digits_photos
+):
+  words = ("predict", digits_head.path, digits_photos / "000.png", "--out")
+  expected_table, _ = succeeds(capsys, *words, "-")
+  usual, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
+
+  try:
+    status = main([str(word) for word in (*words, tmp_path / "p.csv")])
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (usual, hard))
+
+  said = capsys.readouterr()
+  assert status == 1
+  assert said.out == expected_table
+  assert "--out was not written, the table is above: " in said.err
+  assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
