@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.linear_dp.accounting import mu_squared_from_epsilon
+from oneshot_dp.linear_dp.evaluate import accuracy_interval
 from oneshot_dp.pipeline.cli import main
 from oneshot_dp.pipeline.heads.head_folder import read_head
 from oneshot_dp.pipeline.ledger.entries import spent
@@ -123,8 +124,16 @@ def test_noisy_accuracy_has_the_noise_of_its_epsilon(evaluate, is_right):
   assert facts["accuracy_sd"] == pytest.approx(ACCURACY_SD, rel=1e-6)
   assert facts["top1"] != is_right.mean()
   assert abs(facts["top1"] - is_right.mean()) < 6 * ACCURACY_SD
-  low, high = facts["top1_interval_95"]
-  assert high - low > 2 * 1.96 * ACCURACY_SD  # and that of a sample
+
+
+def test_interval_of_a_noisy_accuracy_has_its_noise_and_that_of_a_sample(
+  evaluate,
+):
+  facts = evaluate(*PAID)
+
+  of_sample = accuracy_interval(facts["top1"], facts["num_examples"])
+  wider = [of_sample[0] - 1.96 * ACCURACY_SD, of_sample[1] + 1.96 * ACCURACY_SD]
+  assert facts["top1_interval_95"] == pytest.approx(wider, abs=1e-5)
 
 
 def test_noisy_scores_say_nothing_of_single_classes(evaluate):
