@@ -16,7 +16,8 @@ from oneshot_dp.extract.storage import Store
 
 _SAME_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 """Schemes by which other programs name the stores."""
-_SCHEME = re.compile(r"([a-z][a-z0-9]*):/{2,}(.*)", re.IGNORECASE | re.DOTALL)
+_STORE_SCHEMES = ("s3", "gs")
+_SCHEME = re.compile(r"([a-z][a-z0-9]*):(/+)(.*)", re.IGNORECASE | re.DOTALL)
 
 
 class Url(pathlib.PosixPath):
@@ -44,19 +45,34 @@ class Url(pathlib.PosixPath):
 
 
 def normalize(word: str) -> str:
-  """A path or URL as it is meant: s3a:// is s3://, file:///x is /x.
+  """A path or URL as it is meant: s3a://, S3:/ are s3://, file:///x is /x.
 
   >>> normalize("s3a://bucket/x"), normalize("file:///x"), normalize("a/b")
   ('s3://bucket/x', '/x', 'a/b')
+
+  Raises:
+    InputError: a file:// URL names a machine.
   """
   url = _SCHEME.fullmatch(word)
   if url is None:
     return word
   scheme = url[1].lower()
+  slashes = url[2]
+  rest = url[3]
   if scheme == "file":
-    return f"/{url[2]}"
+    # Between two slashes and the next one is the name of a machine.
+    if len(slashes) == 2:
+      machine, _, rest = rest.partition("/")
+      if machine.lower() != "localhost":
+        raise InputError(
+          f"{escaped(word)} is a file of a machine called {escaped(machine)}:"
+          " one of this machine has three slashes, as file:///folder."
+        )
+    return f"/{rest}"
   scheme = _SAME_SCHEMES.get(scheme, scheme)
-  return f"{scheme}://{url[2]}"
+  if len(slashes) == 1 and scheme not in _STORE_SCHEMES:
+    return word
+  return f"{scheme}://{rest}"
 
 
 def parse_place(word: str) -> pathlib.Path:
@@ -65,7 +81,10 @@ def parse_place(word: str) -> pathlib.Path:
   URLs of other stores keep their slashes; they are refused when opened.
   """
   place = normalize(word)
-  return Url(place) if _SCHEME.fullmatch(place) else pathlib.Path(place)
+  url = _SCHEME.fullmatch(place)
+  if url is None or len(url[2]) == 1:
+    return pathlib.Path(place)
+  return Url(place)
 
 
 def as_place(place: str | os.PathLike) -> pathlib.Path:

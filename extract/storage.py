@@ -34,7 +34,9 @@ _T = TypeVar("_T")
 # A pathlib.Path has lost the second slash.
 URL = re.compile(r"(gs|s3):/+([^/]+)/*(.*)")
 """Scheme, bucket and folder of a URL."""
-_OTHER_URL = re.compile(r"[a-z][a-z0-9+.-]+:/.*")
+_OTHER_URL = re.compile(
+  r"[a-z][a-z0-9+.-]+:/.*|(s3[an]?|gs|gcs|file):.*", re.IGNORECASE
+)
 _WAITS = (0.1, 0.4, 1.6, 5.0)
 """Seconds between calls that obstore gave up on."""
 

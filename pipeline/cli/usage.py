@@ -70,6 +70,8 @@ class _Argument:
       self._refuse(word, reason, question)
     try:
       return self.flag.parse(word)
+    except InputError:  # it says what is wrong with the word
+      raise
     except ValueError:
       kind = "an integer" if self.flag.parse is int else "a number"
       self._refuse(word, f"is not {kind}")

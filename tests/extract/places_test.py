@@ -62,7 +62,10 @@ def test_missing_or_too_large_file_is_refused(folder):
     ("s3a://b/x", "s3://b/x"),
     ("S3://b/x", "s3://b/x"),
     ("gs://b", "gs://b"),
+    ("S3:/b/x", "s3://b/x"),  # a slash was lost
     ("file:///srv/x", "/srv/x"),
+    ("file:/srv/x", "/srv/x"),
+    ("file://localhost/srv/x", "/srv/x"),
     ("hf://owner/repo/x", "hf://owner/repo/x"),
     ("C:/x", "C:/x"),
   ],
@@ -79,6 +82,17 @@ def test_store_that_cannot_be_read_is_named(scheme):
     places.read(place)
   with refused(f"{scheme}://container is an address that is not read here"):
     places.exists(place)
+
+
+def test_file_of_another_machine_is_refused_and_not_taken_for_a_folder():
+  with refused("a file of a machine called host: .* file:///folder"):
+    places.parse_place("file://host/srv/x")
+
+
+@pytest.mark.parametrize("word", ["s3:bucket/x", "GS:bucket", "file:x"])
+def test_url_without_a_slash_is_refused_and_not_taken_for_a_folder(word):
+  with refused(f"{word} is an address that is not read here"):
+    storage.store_at(places.parse_place(word))
 
 
 def test_url_keeps_both_slashes_however_it_is_joined():

@@ -31,6 +31,7 @@ TRAIN --out -> --out: expected one argument; see oneshot-dp train --help.
 TRAIN --head svm -> --head 'svm' is not one of auto, lamb, adam, momentum,
 TRAIN --head Atuo -> prototypes, least_squares: did you mean auto?
 TRAIN --head lamb auto -> 'auto' is one argument too many for train; see
+TRAIN --cache file://host/x -> file://host/x is a file of a machine called host
 TRAIN --epsilon one -> --epsilon 'one' is not a number:
 TRAIN --epsilon 0.5,2 -> train takes one epsilon, and sweep --epsilons 0.5 2 ta
 TRAIN --epsilon 0 -> --epsilon=0 must be positive
