@@ -29,6 +29,7 @@ from oneshot_dp.extract.sources.labels import (
   MissingFlagError,
   class_names,
   label_numbers,
+  warn_of_labels_from_one,
   warn_of_one_class,
 )
 from oneshot_dp.extract.sources.owner_names import (
@@ -65,6 +66,8 @@ class _Table(NamedTuple):
     file: the open file, from which the embeddings are read.
     columns: the names of its columns.
     label: class indices [r].
+    is_label_number: whether they were given as numbers, whose first is 0 or 1
+      for all that is known.
     class_names: names of the classes; empty where nobody names or counts them.
     example_id: [r], or None.
     unit_id: [r], or None.
@@ -73,6 +76,7 @@ class _Table(NamedTuple):
   file: VectorFile
   columns: Columns
   label: np.ndarray
+  is_label_number: bool
   class_names: tuple[str, ...]
   example_id: np.ndarray | None
   unit_id: np.ndarray | None
@@ -203,21 +207,26 @@ def _open_tables(
     if columns.example_id is not None:
       values = read_column(file, columns.example_id)
       example_id = whole_numbers(file.path, "example_id", values)
+    label, is_label_number = _labels(file, columns, names)
     tables.append(
       _Table(
         file=file,
         columns=columns,
-        label=_labels(file, columns, names),
+        label=label,
+        is_label_number=is_label_number,
         class_names=names,
         example_id=example_id,
         unit_id=_units(request, file, columns, unit_names),
       )
     )
+  labels = np.concatenate([table.label for table in tables])
+  if all(table.is_label_number for table in tables):
+    num_classes = len(tables[0].class_names) or int(labels.max()) + 1
+    warn_of_labels_from_one(request.location, labels, num_classes)
   unit = request.unit_name or EXAMPLE
   check_owner_names(unit_names.values(), unit)
   units = [table.unit_id for table in tables if table.unit_id is not None]
   if units:
-    labels = np.concatenate([table.label for table in tables])
     unit_ids = np.concatenate(units)
     refuse_mixed_owners(unit, unit_ids, unit_names)
     check_owners(unit, unit_ids, labels.astype(np.int32))
@@ -262,8 +271,11 @@ def _class_names(
 
 def _labels(
   file: VectorFile, columns: Columns, names: Sequence[str]
-) -> np.ndarray:
-  """Class indices by the rule of `extract`, or whole numbers without names."""
+) -> tuple[np.ndarray, bool]:
+  """Class indices by the rule of `extract`, or whole numbers without names.
+
+  Also returns whether they were given as numbers, and not said to be indices.
+  """
   values = read_column(file, columns.label)
   # Strings are looked up among the names of classes. Without names they are not
   # collected from the column: which strings there are follows from private
@@ -275,17 +287,18 @@ def _labels(
         f"{file.path}: label is of strings: name all classes with"
         " --class-names."
       )
-    return whole_numbers(file.path, "label", values)
+    return whole_numbers(file.path, "label", values), True
   if not is_text:
     values = whole_numbers(file.path, "label", values)
+  are_indices = file.are_indices(columns.label)
   numbers = label_numbers(
     values.tolist(),
     names,
     columns.label,
     lambda row: f"{file.path}[{row}]",
-    are_indices=file.are_indices(columns.label),
+    are_indices=are_indices,
   )
-  return np.array(numbers, np.int64)
+  return np.array(numbers, np.int64), not (is_text or are_indices)
 
 
 def _units(

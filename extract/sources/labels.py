@@ -13,6 +13,9 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int
+
 from oneshot_dp.configs.errors import (
   InputError,
   check_name,
@@ -237,6 +240,29 @@ def _warn_of_counted(names: tuple[str, ...]) -> None:
     print(
       "WARNING: labels are numbers, and count the classes from 0: 0 is"
       f" {names[0]!r}; give names as labels if the number in a name is meant.",
+      file=sys.stderr,
+    )
+
+
+def warn_of_labels_from_one(
+  place: str, labels: Int[np.ndarray, "n"], num_classes: int
+) -> None:
+  """Warns of rows of the labels 1 to K - 1, which may count from 1.
+
+  They would all be in the class after theirs, without an error: the last class
+  has no row that would be outside.
+
+  Args:
+    place: where the labels are, for the message.
+    labels: all of them, as class indices that were given as numbers.
+    num_classes: K.
+  """
+  from_one = np.arange(1, num_classes)
+  if num_classes > 2 and np.array_equal(np.unique(labels), from_one):
+    print(
+      f"WARNING: {escaped(place)}: no row has the label 0, and all others to"
+      f" {num_classes - 1} are there: labels count from 0; if these count from"
+      " 1, subtract 1 from each.",
       file=sys.stderr,
     )
 

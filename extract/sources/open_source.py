@@ -34,6 +34,7 @@ from oneshot_dp.extract.sources.formats import (
 from oneshot_dp.extract.sources.labels import (
   class_names,
   label_numbers,
+  warn_of_labels_from_one,
   warn_of_one_class,
 )
 from oneshot_dp.extract.sources.listed_files import File
@@ -243,6 +244,8 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
     if config.units is not None:
       units.append(_units_of(file, rows, config.units, unit_names))
   place = files[0].path if len(files) == 1 else config.location[0]
+  if all(_are_labels_numbers(rows) for rows in all_rows):
+    warn_of_labels_from_one(place, np.concatenate(labels), len(names))
   _check_splits(place, config, files, all_rows)
   unit_ids = None
   if config.units is None:
@@ -266,6 +269,14 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
     columns=tuple(rows.column for rows in all_rows),
     locations=_locations(all_rows),
   )
+
+
+def _are_labels_numbers(rows: FileRows) -> bool:
+  """Whether labels are numbers, which nothing says the meaning of."""
+  if rows.are_indices or not len(rows.labels):
+    return False
+  first = rows.labels[0]  # tars have text alone
+  return type(first) is int or (type(first) is str and first.isdecimal())
 
 
 def _labels_of(file: File, rows: FileRows, names: Sequence[str]) -> np.ndarray:

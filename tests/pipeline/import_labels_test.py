@@ -1,6 +1,7 @@
 """Of which class each row of a table is, and whose."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -175,3 +176,37 @@ def test_owners_that_are_passed_over_and_k_of_the_labels_are_told_of(
 
   source = open_cache(str(tmp_path / "c")).info.num_classes_source
   assert source == "labels (treated as public)"
+
+
+# Labels that may count from 1.
+
+
+@pytest.mark.filterwarnings("ignore:.* so K = 3 is taken from the labels")
+@pytest.mark.parametrize("kind", ["num_classes", "class_names", "nothing"])
+def test_labels_from_1_to_one_less_than_the_classes_are_warned_of(
+  tmp_path, capsys, kind
+):
+  embedding, label = vectors()
+  flags: dict[str, dict[str, Any]] = {
+    "num_classes": {"num_classes": K},
+    "class_names": {"class_names": tuple("abcdefgh"[:K])},
+    "nothing": {},
+  }
+  file = npz(tmp_path / "a.npz", embedding=embedding, label=label % (K - 1) + 1)
+
+  import_table(file, tmp_path / "c", **flags[kind])
+
+  warning = capsys.readouterr().err
+  assert "no row has the label 0, and all others to" in warning
+
+
+def test_a_first_class_without_rows_is_not_warned_of_where_names_are_labels(
+  tmp_path, capsys
+):
+  embedding, label = vectors()
+  words = [NAMES[1 + number % 2] for number in label]
+  file = parquet(tmp_path / "a.parquet", embedding.tolist(), words)
+
+  import_table(file, tmp_path / "c", class_names=NAMES)
+
+  assert "label 0" not in capsys.readouterr().err

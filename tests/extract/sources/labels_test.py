@@ -96,3 +96,25 @@ def test_labels_beyond_num_classes_are_told_what_the_classes_are():
   message = "not one of the 3 classes, which are numbered from 0 to 2: '1'\\."
   with refused(message):
     label_numbers([0, 9, 2], ("0", "1", "2"), "label", str)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tar"])
+def test_numbers_from_1_to_one_less_than_the_classes_are_warned_of(
+  tmp_path, capsys, kind
+):
+  write_table(
+    tmp_path / f"pets.{kind}", [b"1", b"2", b"3", b"4"], label=[1, 2, 1, 2]
+  )
+
+  open_dataset(tmp_path / f"pets.{kind}", class_names=("cat", "dog", "rat"))
+
+  assert "no row has the label 0" in capsys.readouterr().err
+
+
+def test_indices_of_a_class_label_are_not_warned_of(tmp_path, capsys):
+  names = ("cat", "dog", "rat")
+  write_table(tmp_path / "pets.parquet", [b"1", b"2"], names, label=[1, 2])
+
+  open_dataset(tmp_path / "pets.parquet")
+
+  assert "label 0" not in capsys.readouterr().err
