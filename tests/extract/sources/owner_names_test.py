@@ -12,6 +12,7 @@ from oneshot_dp.extract.sources.owner_names import (
   units_of_column,
 )
 from tests.extract.refusals import refused
+from tests.extract.sources.fixtures import open_dataset, write_table
 
 
 def test_names_in_batches_have_the_numbers_of_names_at_once():
@@ -121,3 +122,19 @@ def test_several_rows_of_the_owner_minus_one_are_warned_of(capsys):
   warning = owners_warning(capsys, [7, -1, -1, 8], [0, 0, 1, 1])
 
   assert "-1 counts as one user: an image of somebody unknown" in warning
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "tar"])
+def test_owners_of_a_table_are_checked_as_those_of_a_folder(tmp_path, suffix):
+  path = tmp_path / f"x.{suffix}"
+  images = [bytes([i, 2, 3]) for i in range(3)]
+  write_table(
+    path,
+    images,
+    ["cat", "dog"],
+    label=[0, 1, 0],
+    who=["anna", "anna, bo", "bo"],
+  )
+
+  with refused("the who 'anna, bo' is several of the others"):
+    open_dataset(path, num_classes=2, units="who")
