@@ -166,6 +166,11 @@ def read(file: File, start: int = 0, size: int | None = None) -> bytes:
     data, version = storage.read_range(*_store_and_name(file.path), start, size)
     if _file(file.path, file.size, version) != file or len(data) != size:
       raise OSError("it was changed")
+  except FileNotFoundError as error:
+    raise RunError(
+      f"{file.path!r} was there when the files were listed, and cannot be read:"
+      " it is gone; put it back."
+    ) from error
   except (OSError, InputError) as error:
     raise RunError(
       f"{file.path!r} was there when the files were listed, and cannot be read:"
