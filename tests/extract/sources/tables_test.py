@@ -391,3 +391,13 @@ def test_a_label_is_read_before_another_column_that_names_its_classes(tmp_path):
   pa.parquet.write_table(table.replace_schema_metadata(noted), path)
 
   assert labels_of(open_dataset(path, num_classes=3)) == [0, 1, 2, 1]
+
+
+def test_a_file_that_has_gone_since_it_was_listed_is_said_to_be_gone(tmp_path):
+  path = tmp_path / "x.tar"
+  write_table(path, IMAGES, CLASSES, label=LABELS)
+  source = open_table_source(path, "tar")
+  path.unlink()
+
+  with refused("cannot be read: it is gone; put it back", RunError):
+    _ = source[3]
