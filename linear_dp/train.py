@@ -207,9 +207,9 @@ def _check_continues(
 def describe_few_rows(rows_of_class: float, noise_multiplier: float) -> str:
   """Says that heads will be weak if so few rows are known to make them so.
 
-  >>> describe_few_rows(400, 4.0)
+  >>> describe_few_rows(400.0, 4.0)
   ''
-  >>> describe_few_rows(30, 4.0).partition(": ")[2]
+  >>> describe_few_rows(30.0, 4.0).partition(": ")[2]
   'heads will be weak'
 
   Args:

@@ -34,6 +34,7 @@ from oneshot_dp.configs.errors import (
   BrokenImageError,
   InputError,
   RunError,
+  one_line,
   escaped,
 )
 from oneshot_dp.extract import storage
@@ -100,7 +101,7 @@ def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
     try:
       beam.Pipeline(options=options)
     except (ValueError, TypeError, ImportError, AttributeError) as e:
-      raise InputError(f"Beam: {e}") from e
+      raise InputError(f"Beam: {one_line(e)}") from e
   return options
 
 
