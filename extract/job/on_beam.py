@@ -34,8 +34,8 @@ from oneshot_dp.configs.errors import (
   BrokenImageError,
   InputError,
   RunError,
-  one_line,
   escaped,
+  one_line,
 )
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import Shard
