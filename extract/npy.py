@@ -9,7 +9,7 @@ import numpy as np
 HEADER_BYTES = 1 << 16
 """A header is no longer: it states a shape and a dtype."""
 MAX_DIRECTORY_BYTES = 1 << 22
-"""Of the list of arrays that an npz ends with: some 60,000."""
+"""The longest list of arrays that an npz may end with: some 60,000 names."""
 # The record that a zip ends with, before a comment; a large zip has two more
 # records before it, and then the first of them counts.
 _END, _END_BYTES = b"PK\x05\x06", 22

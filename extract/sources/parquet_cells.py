@@ -39,7 +39,7 @@ from oneshot_dp.extract.sources.parquet_columns import (
 _BATCH_BYTES = 1 << 25
 _KEPT_BYTES = 1 << 29
 _MAX_DICTIONARY_BYTES = 1 << 27
-"""Of a dictionary that is kept as one. Arrow copies it for each batch."""
+"""The largest dictionary kept as one. Arrow copies it for each batch."""
 
 
 class _Batch(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from oneshot_dp.configs.errors import InputError, RunError, check_positive
+from oneshot_dp.configs.errors import InputError, check_positive
 from oneshot_dp.configs.extract_config import MAX_PIXELS, OnDecodeError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.places import normalize, parse_place
@@ -104,17 +104,14 @@ def run(flags: Flags) -> Answer:
   text = (
     f"{flags.out}: {count:,} {images}; scores are logits, not probabilities"
   )
-  failure = None
-  if not to_stdout:
-    # What took hours is shown, where the disk is full by now.
-    try:
-      write_table(flags.out, table, overwrite=flags.overwrite)
-    except (InputError, RunError) as error:
-      failure = RunError(f"--out was not written, the table is above: {error}")
-  if to_stdout or failure:
+  if to_stdout:
     # A terminal is shown no carriage returns: `Answer` would escape those that
     # end the lines of a CSV file.
     text = table.replace("\r\n", "\n").removesuffix("\n")
+  else:
+    # Where this fails, the table is not printed instead: it is as private as
+    # the images, and standard output may be a log.
+    write_table(flags.out, table, overwrite=flags.overwrite)
   # Nothing is dropped in silence: what has no class is named here, and has a
   # line in the table.
   faults = [f"broken, without a class: {name}" for name in broken]
@@ -124,13 +121,12 @@ def run(flags: Flags) -> Answer:
     "images": count,
     "broken": broken,
   }
-  if to_stdout or failure:
+  if to_stdout:
     facts["table"] = table
   return Answer(
     text=text,
     facts=facts,
     faults=tuple(faults),
-    failure=failure,
   )
 
 

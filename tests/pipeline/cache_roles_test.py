@@ -33,6 +33,18 @@ def public(cache):
   return CacheRole(cache, "public", "--eval-cache")
 
 
+def write_test_rows(path, embedding, label, dtype):
+  """Rows of another data set, stored in this precision."""
+  return write_rows(
+    path,
+    embedding,
+    label,
+    dataset="other",
+    split="test",
+    embedding_dtype=dtype,
+  )
+
+
 def charge(ledger, cache):
   """As a run does that trains on a cache."""
   info = cache.info
@@ -87,14 +99,7 @@ def test_few_rows_seen_in_bfloat16_stand_for_many_that_are_not(
   label = rng.integers(0, 4, 200)
   train = write_rows(tmp_path / "train", embedding, label)
   others[:10] = embedding[:10]
-  test = write_rows(
-    tmp_path / "test",
-    others,
-    label,
-    dataset="other",
-    split="test",
-    embedding_dtype="bfloat16",
-  )
+  test = write_test_rows(tmp_path / "test", others, label, "bfloat16")
   casts = [private(train), public(test)]
   if by == "the ledger":
     charge(ledger, train)
@@ -119,14 +124,7 @@ def test_scaled_copies_in_float16_stand_for_more_than_are_seen(
     tmp_path / "train", embedding, label, embedding_dtype="float16"
   )
   others[:12] = np.float32(0.3) * embedding[:12]
-  test = write_rows(
-    tmp_path / "test",
-    others,
-    label,
-    dataset="other",
-    split="test",
-    embedding_dtype="float16",
-  )
+  test = write_test_rows(tmp_path / "test", others, label, "float16")
   seen = count_shared(public(test).keys, private(train).keys)
   assert 0 < seen <= 10
 
