@@ -9,7 +9,7 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EmbeddingDtype, SourceConfig
-from oneshot_dp.extract.sources.splits import (
+from oneshot_dp.extract.sources.annotations.splits import (
   may_say_split,
   refuse_differing_splits,
 )

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.sources.listed_files import File
-from oneshot_dp.extract.sources.location import (
-  common_folder,
-  expand_location,
-  list_tables,
-)
-from oneshot_dp.extract.sources.splits import (
+from oneshot_dp.extract.sources.annotations.splits import (
   refuse_differing_splits,
   resolve_split,
   split_of_columns,
   split_of_path,
   split_tables,
+)
+from oneshot_dp.extract.sources.listed_files import File
+from oneshot_dp.extract.sources.location import (
+  common_folder,
+  expand_location,
+  list_tables,
 )
 from oneshot_dp.pipeline.import_columns import ImportRequest, candidates
 from oneshot_dp.pipeline.vector_files import (

@@ -25,20 +25,20 @@ from oneshot_dp.configs.extract_config import (
 from oneshot_dp.extract.cache.format import CacheInfo, Rows
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.extract.cache.write import write_cache
-from oneshot_dp.extract.sources.labels import (
+from oneshot_dp.extract.sources.annotations.labels import (
   MissingFlagError,
   class_names,
   label_numbers,
   warn_of_labels_from_one,
   warn_of_one_class,
 )
-from oneshot_dp.extract.sources.owner_names import (
+from oneshot_dp.extract.sources.annotations.owner_names import (
   check_owner_names,
   check_owners,
   refuse_mixed_owners,
   units_of_column,
 )
-from oneshot_dp.extract.sources.splits import (
+from oneshot_dp.extract.sources.annotations.splits import (
   check_splits,
   warn_of_indices,
 )

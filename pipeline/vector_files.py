@@ -19,7 +19,11 @@ import numpy as np
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.npy import Header, open_archive, read_header
-from oneshot_dp.extract.sources.labels import class_labels
+from oneshot_dp.extract.sources.annotations.labels import class_labels
+from oneshot_dp.extract.sources.annotations.splits import (
+  is_split_column,
+  partition_columns,
+)
 from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,
   check_bytes,
@@ -27,10 +31,6 @@ from oneshot_dp.extract.sources.limits import (
   check_unfolding,
 )
 from oneshot_dp.extract.sources.listed_files import File, opened
-from oneshot_dp.extract.sources.splits import (
-  is_split_column,
-  partition_columns,
-)
 
 SUFFIXES = (".npz", ".parquet")
 """Suffixes of files of embeddings, in lower case."""
@@ -272,7 +272,7 @@ class ParquetVectors:
       yield np.full(self.shapes[name], self._partitions[name], object)
       return
     # Arrow takes a third of a second to import.
-    from oneshot_dp.extract.sources.parquet_columns import open_parquet
+    from oneshot_dp.extract.sources.parquet.table_columns import open_parquet
 
     with opened(self._file, _PARQUET) as content:
       table = open_parquet(content, name)
@@ -287,7 +287,7 @@ class ParquetVectors:
   def plain_values(self, name: str) -> list[Any]:
     if name in self._partitions:
       return [self._partitions[name]]
-    from oneshot_dp.extract.sources.parquet_columns import (
+    from oneshot_dp.extract.sources.parquet.table_columns import (
       is_plain,
       named_values,
       open_parquet,
@@ -363,7 +363,7 @@ class ParquetVectors:
     return max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
 
   def _measure(self, content: Any, table: Any, group: int, name: str) -> Any:
-    from oneshot_dp.extract.sources.parquet_columns import measure_column
+    from oneshot_dp.extract.sources.parquet.table_columns import measure_column
 
     is_vector = self.shapes[name] != self.shapes[name][:1]
     return measure_column(
@@ -397,7 +397,10 @@ def _to_numpy(path: str, name: str, column: Any) -> np.ndarray:
   """
   import pyarrow as pa
 
-  from oneshot_dp.extract.sources.parquet_columns import STRINGS, python_values
+  from oneshot_dp.extract.sources.parquet.table_columns import (
+    STRINGS,
+    python_values,
+  )
 
   # Writers of Parquet wrap vectors and strings in several ways. Each is reduced
   # to what lies below it, and what is left must be one of three plain types.

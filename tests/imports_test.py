@@ -25,6 +25,18 @@ FLOORS = {
     "backbones",
     "job",
   ),
+  "oneshot_dp.extract.sources": (
+    Layer(
+      "limits", "listed_files", "location", "file_format", independent=False
+    ),
+    "annotations",
+    {"npz", "tar", "parquet"},
+    "formats",
+    "source",
+    Layer("layout", "folder", "tfds", independent=False),
+    "open_source",
+    "describe",
+  ),
   "oneshot_dp.linear_dp": (
     Layer("noise", "accounting", "distributed", independent=False),
     Layer("dataset", "quantize", "privacy_units", independent=False),
@@ -55,8 +67,8 @@ FLOORS = {
     "cli",
   ),
 }
-# Rooms where each new format, network, head or command is a file of its own.
-GROWING_ROOMS = ("sources", "backbones", "heads", "commands")
+# Rooms where each new network, head or command is a file of its own.
+GROWING_ROOMS = ("backbones", "heads", "commands")
 LEVELS = {"extract": 6, "linear_dp": 10, "pipeline": 7}
 
 

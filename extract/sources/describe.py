@@ -23,6 +23,8 @@ from oneshot_dp.extract.image_files import BitDepthError, DecodeError
 from oneshot_dp.extract.images import decoded, image_key
 from oneshot_dp.extract.images_report import ImagesReport
 from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.annotations.labels import MissingFlagError
+from oneshot_dp.extract.sources.annotations.splits import is_split, split_tables
 from oneshot_dp.extract.sources.folder import open_folder
 from oneshot_dp.extract.sources.formats import (
   TABLE_SUFFIXES,
@@ -33,7 +35,6 @@ from oneshot_dp.extract.sources.formats import (
   left_out_warnings,
   unreadable_photographs,
 )
-from oneshot_dp.extract.sources.labels import MissingFlagError
 from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.location import (
   expand_location,
@@ -45,7 +46,6 @@ from oneshot_dp.extract.sources.open_source import (
   open_source,
 )
 from oneshot_dp.extract.sources.source import Source
-from oneshot_dp.extract.sources.splits import is_split, split_tables
 from oneshot_dp.extract.threads import prefetch_map
 
 _MAX_AHEAD = 1024

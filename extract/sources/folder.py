@@ -26,16 +26,16 @@ from oneshot_dp.configs.extract_config import (
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.file_table import FileTable
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.file_owners import units_of_files
-from oneshot_dp.extract.sources.formats import is_image
-from oneshot_dp.extract.sources.labels import (
+from oneshot_dp.extract.sources.annotations.file_owners import units_of_files
+from oneshot_dp.extract.sources.annotations.labels import (
   class_names,
   explain_differing_forms,
 )
+from oneshot_dp.extract.sources.annotations.splits import is_split
+from oneshot_dp.extract.sources.formats import is_image
 from oneshot_dp.extract.sources.layout import check_layout
 from oneshot_dp.extract.sources.listed_files import format_names
 from oneshot_dp.extract.sources.source import Source
-from oneshot_dp.extract.sources.splits import is_split
 
 
 def open_folder(config: SourceConfig, root: str, files: FileTable) -> Source:

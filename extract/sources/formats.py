@@ -34,15 +34,15 @@ def _read_file(file: File, column: str, start: int, size: int) -> bytes:
 def _parquet_rows(
   config: SourceConfig, file: File, *, labeled: bool
 ) -> FileRows:
-  from oneshot_dp.extract.sources import parquet
+  from oneshot_dp.extract.sources.parquet import table_rows
 
-  return parquet.parquet_rows(config, file, labeled=labeled)
+  return table_rows.parquet_rows(config, file, labeled=labeled)
 
 
 def _read_cell(file: File, column: str, group: int, row: int) -> ImageData:
-  from oneshot_dp.extract.sources import parquet_cells
+  from oneshot_dp.extract.sources.parquet import image_cells
 
-  return parquet_cells.read_cell(file, column, group, row)
+  return image_cells.read_cell(file, column, group, row)
 
 
 _IMAGE = Format(

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.file_table import FileTable
+from oneshot_dp.extract.sources.annotations.splits import is_split, split_words
 from oneshot_dp.extract.sources.listed_files import format_names
-from oneshot_dp.extract.sources.splits import is_split, split_words
 
 # Programs name what they make of an image after it: x_mask.png, x_mask_1.png,
 # x-150x150.jpg, x.thumb.jpg, or put it into a folder of its own: thumbs/x.jpg.

@@ -21,6 +21,11 @@ from oneshot_dp.extract.npy import (
   read_header,
 )
 from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.annotations.splits import (
+  may_say_split,
+  refuse_differing_splits,
+  warn_of_indices,
+)
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.limits import (
   MAX_ARRAY_BYTES,
@@ -29,11 +34,6 @@ from oneshot_dp.extract.sources.limits import (
   check_rows,
 )
 from oneshot_dp.extract.sources.listed_files import File, format_names
-from oneshot_dp.extract.sources.splits import (
-  may_say_split,
-  refuse_differing_splits,
-  warn_of_indices,
-)
 from oneshot_dp.extract.threads import ByteCache
 
 _DARKEST_WHITE = 32

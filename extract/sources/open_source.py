@@ -20,6 +20,29 @@ from oneshot_dp.extract import hub
 from oneshot_dp.extract.file_table import FileTable
 from oneshot_dp.extract.image_files import IMAGE_SUFFIXES
 from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.annotations.labels import (
+  class_names,
+  label_numbers,
+  warn_of_labels_from_one,
+  warn_of_one_class,
+)
+from oneshot_dp.extract.sources.annotations.owner_names import (
+  check_owner_names,
+  check_owners,
+  check_unused_owners,
+  refuse_mixed_owners,
+  units_of_column,
+)
+from oneshot_dp.extract.sources.annotations.splits import (
+  check_splits,
+  may_say_split,
+  partition_columns,
+  refuse_differing_splits,
+  resolve_split,
+  split_of_columns,
+  split_of_path,
+  split_tables,
+)
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.folder import open_folder
 from oneshot_dp.extract.sources.formats import (
@@ -31,12 +54,6 @@ from oneshot_dp.extract.sources.formats import (
   left_out_warnings,
   unreadable_photographs,
 )
-from oneshot_dp.extract.sources.labels import (
-  class_names,
-  label_numbers,
-  warn_of_labels_from_one,
-  warn_of_one_class,
-)
 from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.location import (
   advice,
@@ -44,24 +61,7 @@ from oneshot_dp.extract.sources.location import (
   expand_location,
   list_tables,
 )
-from oneshot_dp.extract.sources.owner_names import (
-  check_owner_names,
-  check_owners,
-  check_unused_owners,
-  refuse_mixed_owners,
-  units_of_column,
-)
 from oneshot_dp.extract.sources.source import Source
-from oneshot_dp.extract.sources.splits import (
-  check_splits,
-  may_say_split,
-  partition_columns,
-  refuse_differing_splits,
-  resolve_split,
-  split_of_columns,
-  split_of_path,
-  split_tables,
-)
 
 _UNLABELED = "unlabeled"
 _PASSED_OVER_CHARACTERS = 300

@@ -17,6 +17,10 @@ from oneshot_dp.configs.errors import InputError, one_line
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.image_files import IMAGE_SUFFIXES
 from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.annotations.splits import (
+  is_split,
+  may_say_split,
+)
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,
@@ -25,7 +29,6 @@ from oneshot_dp.extract.sources.limits import (
   check_rows,
 )
 from oneshot_dp.extract.sources.listed_files import File, format_names
-from oneshot_dp.extract.sources.splits import is_split, may_say_split
 
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_NAME_BYTES = 1 << 20

@@ -29,11 +29,16 @@ from oneshot_dp.configs.extract_config import (
   check_unit_name,
 )
 from oneshot_dp.extract.files import open_regular
-from oneshot_dp.extract.sources.labels import class_names, resolve_choice
+from oneshot_dp.extract.sources.annotations.labels import (
+  class_names,
+  resolve_choice,
+)
+from oneshot_dp.extract.sources.annotations.owner_names import (
+  check_unused_owners,
+)
+from oneshot_dp.extract.sources.annotations.splits import warn_of_unread_splits
 from oneshot_dp.extract.sources.listed_files import File, readable_as
-from oneshot_dp.extract.sources.owner_names import check_unused_owners
 from oneshot_dp.extract.sources.source import Example, Source
-from oneshot_dp.extract.sources.splits import warn_of_unread_splits
 
 _MAX_METADATA_BYTES = 1 << 20
 """A larger file is refused: ImageNet-21k's names take 300 kB."""

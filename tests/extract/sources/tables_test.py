@@ -15,7 +15,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.job.listing import listing_digest
-from oneshot_dp.extract.sources import parquet_cells
+from oneshot_dp.extract.sources.parquet import image_cells
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
   images_of,
@@ -255,7 +255,7 @@ def group_reads(monkeypatch):
     return original(file, *args, **options)
 
   monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", recorded)
-  parquet_cells._readers.clear()
+  image_cells._readers.clear()
   return reads
 
 
@@ -269,10 +269,10 @@ def test_a_row_group_is_read_once_while_all_fit_in_memory(
 def test_row_groups_are_forgotten_where_they_do_not_fit(
   tmp_path, group_reads, monkeypatch
 ):
-  monkeypatch.setattr(parquet_cells, "_KEPT_BYTES", 0)
+  monkeypatch.setattr(image_cells, "_KEPT_BYTES", 0)
   read_as_a_job(open_dataset(write_split_files(tmp_path, "parquet")))
   assert len(group_reads) > 20
-  assert len(parquet_cells._readers._readers) == 1
+  assert len(image_cells._readers._readers) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -291,7 +291,7 @@ def test_a_table_that_changed_since_it_was_listed_is_not_read(
     length = {"shorter": len(data) // 2, "empty": 0}.get(change, len(data))
     path.write_bytes(data[:length])
     os.utime(path, (0, 0))
-  parquet_cells._readers.clear()  # as in another process
+  image_cells._readers.clear()  # as in another process
   with refused("cannot be read", RunError):
     reopen_from_listing(source)[3]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from oneshot_dp.configs.errors import InputError, escaped
-from oneshot_dp.extract.sources.labels import resolve_choice
+from oneshot_dp.extract.sources.annotations.labels import resolve_choice
 from oneshot_dp.extract.sources.listed_files import format_names
 from oneshot_dp.extract.sources.location import advice
 

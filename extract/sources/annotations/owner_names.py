@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from oneshot_dp.configs.errors import InputError, escaped
-from oneshot_dp.extract.sources.labels import MissingFlagError
+from oneshot_dp.extract.sources.annotations.labels import MissingFlagError
 from oneshot_dp.extract.sources.limits import MAX_OWNER_CHARACTERS
 from oneshot_dp.extract.sources.listed_files import format_names
 

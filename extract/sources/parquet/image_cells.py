@@ -28,7 +28,7 @@ from oneshot_dp.extract.sources.limits import (
   check_unfolding,
 )
 from oneshot_dp.extract.sources.listed_files import File
-from oneshot_dp.extract.sources.parquet_columns import (
+from oneshot_dp.extract.sources.parquet.table_columns import (
   PARQUET,
   ColumnSize,
   measure_column,

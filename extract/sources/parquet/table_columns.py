@@ -12,7 +12,7 @@ from oneshot_dp.extract.sources.limits import (
   check_bytes,
   check_rows,
 )
-from oneshot_dp.extract.sources.parquet_pages import checked_pages
+from oneshot_dp.extract.sources.parquet.page_headers import checked_pages
 
 PARQUET = "Parquet file"
 """What a file is to be, for messages."""

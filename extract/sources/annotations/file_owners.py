@@ -19,17 +19,17 @@ from oneshot_dp.configs.extract_config import (
   check_unit_name,
 )
 from oneshot_dp.extract import places
+from oneshot_dp.extract.sources.annotations.owner_names import (
+  canonical_spelling,
+  check_owner_names,
+  units_of_column,
+)
 from oneshot_dp.extract.sources.limits import (
   MAX_WORD_BYTES,
   check_bytes,
   check_rows,
 )
 from oneshot_dp.extract.sources.listed_files import format_names, is_ignored
-from oneshot_dp.extract.sources.owner_names import (
-  canonical_spelling,
-  check_owner_names,
-  units_of_column,
-)
 
 
 class UnitsOfFiles(NamedTuple):

@@ -16,11 +16,18 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.pixel_columns import has_pixels
 from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.annotations.labels import (
+  class_labels,
+  resolve_choice,
+)
+from oneshot_dp.extract.sources.annotations.splits import (
+  may_say_split,
+  partition_columns,
+)
 from oneshot_dp.extract.sources.file_format import FileRows
-from oneshot_dp.extract.sources.labels import class_labels, resolve_choice
 from oneshot_dp.extract.sources.limits import check_rows
 from oneshot_dp.extract.sources.listed_files import File
-from oneshot_dp.extract.sources.parquet_columns import (
+from oneshot_dp.extract.sources.parquet.table_columns import (
   PARQUET,
   STRINGS,
   is_plain,
@@ -28,7 +35,6 @@ from oneshot_dp.extract.sources.parquet_columns import (
   read_values,
   row_groups,
 )
-from oneshot_dp.extract.sources.splits import may_say_split, partition_columns
 
 _BINARY = (pa.binary(), pa.large_binary(), pa.binary_view())
 

@@ -3,7 +3,10 @@
 import pytest
 
 from oneshot_dp.configs.extract_config import SourceConfig
-from oneshot_dp.extract.sources.labels import class_names, label_numbers
+from oneshot_dp.extract.sources.annotations.labels import (
+  class_names,
+  label_numbers,
+)
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
   labels_of,

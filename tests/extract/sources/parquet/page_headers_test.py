@@ -8,12 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.sources import (
-  listed_files,
-  parquet_cells,
-  parquet_pages,
-)
-from oneshot_dp.extract.sources.parquet_pages import checked_pages
+from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.parquet import image_cells, page_headers
+from oneshot_dp.extract.sources.parquet.page_headers import checked_pages
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import open_dataset
 
@@ -81,7 +78,7 @@ def readings(monkeypatch):
     return original(file, *args, **options)
 
   monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
-  parquet_cells._readers.clear()
+  image_cells._readers.clear()
   return readings
 
 
@@ -99,7 +96,7 @@ def write_large_cell(path, column: str, num_bytes: int) -> None:
 def test_a_page_that_unfolds_to_too_much_is_refused_unread(
   tmp_path, monkeypatch, readings, column
 ):
-  monkeypatch.setattr(parquet_pages, "MAX_COLUMN_BYTES", MIB)
+  monkeypatch.setattr(page_headers, "MAX_COLUMN_BYTES", MIB)
   write_large_cell(tmp_path / "x.parquet", column, 2 * MIB)
 
   with refused(f"a page of column '{column}' unfolds from .* more than 1,048"):
@@ -127,25 +124,25 @@ def test_rows_that_are_passed_over_are_kept_for_another_thread(
   file = listed_files.file_at(str(path))
 
   for row in (99, 0, 50, 98):
-    assert parquet_cells.read_cell(file, "image", 0, row) == cells[row]
+    assert image_cells.read_cell(file, "image", 0, row) == cells[row]
 
   assert len(readings) == 1
 
 
 def test_a_large_dictionary_is_not_kept_with_each_batch(tmp_path, monkeypatch):
   """As pandas writes photographs: the first thousand are a dictionary."""
-  monkeypatch.setattr(parquet_cells, "_MAX_DICTIONARY_BYTES", MIB)
+  monkeypatch.setattr(image_cells, "_MAX_DICTIONARY_BYTES", MIB)
   cells = [bytes([i]) * MIB for i in range(60)]
   path = tmp_path / "x.parquet"
   pq.write_table(
     pa.table({"image": cells, "label": [0] * 60}), path, compression="zstd"
   )
   file = listed_files.file_at(str(path))
-  parquet_cells._readers.clear()
+  image_cells._readers.clear()
 
   for row in (0, 59):
-    assert parquet_cells.read_cell(file, "image", 0, row) == cells[row]
+    assert image_cells.read_cell(file, "image", 0, row) == cells[row]
 
-  (reader,) = parquet_cells._readers._readers.values()
+  (reader,) = image_cells._readers._readers.values()
   assert len(reader.kept) > 1
   assert reader.kept_bytes < 61 * MIB

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.sources.owner_names import (
+from oneshot_dp.extract.sources.annotations.owner_names import (
   check_owner_names,
   check_owners,
   units_of_column,

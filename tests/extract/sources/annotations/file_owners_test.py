@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from oneshot_dp.configs.extract_config import FIXED_GRAPH, NO_OWNER
-from oneshot_dp.extract.sources.file_owners import units_of_files
+from oneshot_dp.extract.sources.annotations.file_owners import units_of_files
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
   open_dataset,

@@ -1,0 +1,1 @@
+"""What is stated beside images: their classes, owners and splits."""

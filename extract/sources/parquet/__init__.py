@@ -1,0 +1,1 @@
+"""Parquet files: rows of a table, its columns, cells with images, and pages."""
