@@ -45,7 +45,9 @@ def test_classes_with_equal_folders_are_read_where_a_flag_names_them(folds):
   assert labels_of(source) == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("name", ["1_mask", "1_mask_2", "1-32x32", "1.Thumb"])
+@pytest.mark.parametrize(
+  "name", ["1_mask", "1_mask_2", "1-32x32", "1.Thumb", "1_gt1"]
+)
 def test_a_mask_or_small_copy_beside_its_image_is_refused(tmp_path, name):
   write_files(tmp_path, "cat/1.jpg", f"cat/{name}.png")
 
