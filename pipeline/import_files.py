@@ -6,6 +6,7 @@ from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.sources.annotations.splits import (
+  check_folder_splits,
   refuse_differing_splits,
   resolve_split,
   split_of_columns,
@@ -69,6 +70,8 @@ def list_files(request: ImportRequest) -> tuple[str, str, list[VectorFile]]:
   else:
     split, members = resolve_split(request.location, request.split, by_split)
   root = common_folder(files)
+  used = (*candidates(request.label, "label"), request.unit_name)
+  check_folder_splits(request.location, split, members, root, used)
   return name, split, [open_vector_file(listed[path], root) for path in members]
 
 

@@ -29,7 +29,7 @@ _DERIVED = re.compile(
 _DERIVED_FOLDER = re.compile(
   r"(?:(?<=/)|\A)(masks?|segmentations?|gt|ground_?truth|thumb(nail)?s?)/"
 )
-_FOLD = re.compile(r"(k?fold|cv)[ _-]?\d+", re.IGNORECASE)
+_FOLD = re.compile(r"(k?fold|cv)[ _=-]?\d+", re.IGNORECASE)
 _IMAGE_FOLDERS = ("", "image/", "images/", "img/", "photos/", "originals/")
 # Copies of the image itself are x (1).jpg, x - copy.jpg, x_flip.jpg,
 # x_aug_2.jpg and, by a program that makes several of each,

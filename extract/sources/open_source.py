@@ -34,9 +34,8 @@ from oneshot_dp.extract.sources.annotations.owner_names import (
   units_of_column,
 )
 from oneshot_dp.extract.sources.annotations.splits import (
+  check_folder_splits,
   check_splits,
-  may_say_split,
-  partition_columns,
   refuse_differing_splits,
   resolve_split,
   split_of_columns,
@@ -246,7 +245,14 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
   place = files[0].path if len(files) == 1 else config.location[0]
   if all(_are_labels_numbers(rows) for rows in all_rows):
     warn_of_labels_from_one(place, np.concatenate(labels), len(names))
-  _check_splits(place, config, files, all_rows)
+  _check_splits(place, config, all_rows)
+  check_folder_splits(
+    place,
+    config.split or "all",
+    [file.path for file in files],
+    config.location[0],
+    (all_rows[0].label_column, config.units),
+  )
   unit_ids = None
   if config.units is None:
     unused: set[str] = set()
@@ -304,24 +310,15 @@ def _units_of(
 
 
 def _check_splits(
-  place: str,
-  config: SourceConfig,
-  files: Sequence[File],
-  all_rows: Sequence[FileRows],
+  place: str, config: SourceConfig, all_rows: Sequence[FileRows]
 ) -> None:
   """InputError: a column of the files says that rows are of several splits."""
   # Over all files: a file of each split is the mistake, too, where their names
   # do not say it.
   values_of: dict[str, set[Any]] = {}
-  for file, rows in zip(files, all_rows, strict=True):
+  for rows in all_rows:
     for column, values in rows.splits.items():
       values_of.setdefault(column, set()).update(values)
-    # Folders that are called is_test=1 are columns of their files.
-    partitions = partition_columns(file.path, config.location[0])
-    for column, value in partitions.items():
-      is_used = column in (rows.label_column, config.units)
-      if may_say_split(column) and not is_used:
-        values_of.setdefault(column, set()).add(value)
   for column, values in values_of.items():
     check_splits(place, config.split or "all", column, values)
 

@@ -48,6 +48,7 @@ _ONE_SPLIT = {
 }
 _INDEX_WORDS = frozenset(("idx", "index", "indexes", "indices", "inds", "ids"))
 _YES_OR_NO = {"false": 0, "no": 0, "0": 0, "true": 1, "yes": 1, "1": 1}
+_NUMBER = re.compile(r"[0-9]{1,18}")  # of a fold: no more fits into 64 bits
 _SHARD = re.compile(r"([^\W_][\w.]*)-\d+-of-\d+[^/]*$")
 _SHARD_NUMBER = re.compile(r"(.*)-(\d+)-of-(\d+)[^/]*")
 _FILE_NUMBER = re.compile(r"(.*?)(0\d{2,}|[1-9]\d{2,})")
@@ -167,6 +168,36 @@ def check_splits(
     )
 
 
+def check_folder_splits(
+  place: str,
+  split: str,
+  paths: Iterable[str],
+  root: str,
+  used: Sequence[str | None],
+) -> None:
+  """Refuses, or warns of, files of several splits by the names of folders.
+
+  Folders that are called `is_test=1` or `fold=0` are columns of their files.
+
+  Args:
+    place: where the files are, for the message.
+    split: which they are read as.
+    paths: of the files.
+    root: the folder of the data set; those above it are not looked at.
+    used: columns that say something else of each row, such as its label.
+
+  Raises:
+    InputError: some files are of one split (train, test …), some of another.
+  """
+  values_of: dict[str, set[str]] = {}
+  for path in paths:
+    for column, value in partition_columns(path, root).items():
+      if may_say_split(column) and column not in used:
+        values_of.setdefault(column, set()).add(value)
+  for column, values in values_of.items():
+    check_splits(place, split, column, values)
+
+
 def _words_and_numbers(values: Iterable[Any]) -> tuple[set[str], set[int]]:
   """The different values of a column: words, and numbers with yes and no."""
   words: set[str] = set()
@@ -176,6 +207,8 @@ def _words_and_numbers(values: Iterable[Any]) -> tuple[set[str], set[int]]:
       numbers.add(int(value))
     elif isinstance(value, str) and value.lower() in _YES_OR_NO:
       numbers.add(_YES_OR_NO[value.lower()])
+    elif isinstance(value, str) and _NUMBER.fullmatch(value):
+      numbers.add(int(value))
     elif isinstance(value, str):
       words.add(value)
   return words, numbers

@@ -457,13 +457,6 @@ def test_an_npz_that_is_called_after_another_split_is_refused(tmp_path):
     open_dataset(path, class_names=CLASSES, split="train")
 
 
-def test_folders_that_flag_test_rows_are_refused(tmp_path):
-  write_named_files(tmp_path, "is_test=0/a.parquet is_test=1/a.parquet")
-
-  with refused("several splits in its column 'is_test'"):
-    open_dataset(tmp_path, class_names=CLASSES)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_owners_of_two_kinds_in_two_files_are_refused(tmp_path, kind):
   """Else 7 and "7" would be two, and each be protected in half of the rows."""
