@@ -9,6 +9,9 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import EmbeddingDtype, SourceConfig
+from oneshot_dp.extract.sources.annotations.owner_names import (
+  is_owner_column,
+)
 from oneshot_dp.extract.sources.annotations.splits import (
   may_say_split,
   refuse_differing_splits,
@@ -119,6 +122,9 @@ def stated_splits(file: VectorFile, columns: Columns) -> dict[str, set[Any]]:
     is_one = may_say_split(name) and file.shapes[name] == shape
     if is_one and name not in columns:
       splits[name] = set(file.plain_values(name))
+  for name in file.inner_columns:
+    if may_say_split(name):
+      splits[name] = set(file.plain_values(name))
   return splits
 
 
@@ -202,11 +208,16 @@ def _warn_of_unused_columns(
     is_used = name in columns or name == CLASS_NAMES
     if file.shapes[name] == shape and name.startswith(prefix) and not is_used:
       unused.append(ascii(name))
+  advice = "name it with --unit-name"
+  if not unused:
+    advice = "write it as a column of its own for --unit-name"
+  for name in file.inner_columns:
+    if is_owner_column(name):
+      unused.append(ascii(name))
   if unused:
     warnings.warn(
       f"{file.path}: {', '.join(sorted(unused))} not used; if one says whose"
-      " each row is, name it with --unit-name: else each row is protected by"
-      " itself.",
+      f" each row is, {advice}: else each row is protected by itself.",
       stacklevel=6,
     )
 

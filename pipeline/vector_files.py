@@ -52,10 +52,13 @@ class VectorFile(Protocol):
     path: of the file.
     shapes: of each column, [rows, …]. The width of a column of vectors is 0
       where it is known only once rows are read.
+    inner_columns: names of plain values within structs, such as meta.split,
+      which have no shape here, as they are looked at and not used.
   """
 
   path: str
   shapes: dict[str, tuple[int, ...]]
+  inner_columns: list[str]
 
   def blocks(self, name: str) -> Iterator[np.ndarray]:
     """Yields a column in order, some rows [r, …] at a time.
@@ -156,6 +159,7 @@ class NpzVectors:
     """
     self.path = path
     self._open_content = open_content
+    self.inner_columns: list[str] = []  # arrays have none
     self.shapes: dict[str, tuple[int, ...]] = {}
     with open_content() as content, open_archive(content) as archive:
       # Only headers are read here: an array's shape is known without its
@@ -246,6 +250,8 @@ class ParquetVectors:
     import pyarrow as pa
     from pyarrow import parquet
 
+    from oneshot_dp.extract.sources.parquet.table_columns import inner_columns
+
     self.path = file.path
     self._file = file
     self.shapes: dict[str, tuple[int, ...]] = {}
@@ -254,6 +260,7 @@ class ParquetVectors:
       rows = table.metadata.num_rows
       schema = table.schema_arrow
       self._class_labels = class_labels(schema.metadata)
+      self.inner_columns = inner_columns(schema)
       for field in schema:
         is_vector = pa.types.is_nested(field.type) or isinstance(
           field.type, pa.BaseExtensionType
@@ -295,8 +302,9 @@ class ParquetVectors:
     )
 
     with opened(self._file, _PARQUET) as content:
-      field = open_parquet(content, name).schema_arrow.field(name)
-      if not is_plain(field.type):
+      schema = open_parquet(content, name).schema_arrow
+      is_inner = name in self.inner_columns
+      if not is_inner and not is_plain(schema.field(name).type):
         return []
       values = read_values(content, self.path, name)
     return named_values(values, self._class_labels.get(name, ()))

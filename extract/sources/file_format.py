@@ -27,6 +27,8 @@ class FileRows:
     labels: of each image; empty where labels were not asked for.
     are_indices: whether integer labels count the classes from 0, whatever the
       classes are called, as a ClassLabel of `datasets` says that they do.
+    second_label: a field that states other labels than `label_column`, where no
+      flag chose between them; "" mostly.
     units: whose each image is; empty where units were not asked for.
     splits: the values of each column that may say of which split a row is, by
       its name; empty where labels were not asked for.
@@ -40,6 +42,7 @@ class FileRows:
   class_names: Sequence[Any] = ()
   labels: Sequence[Any] = ()
   are_indices: bool = False
+  second_label: str = ""
   units: Sequence[Any] = ()
   splits: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
   other_columns: Sequence[str] = ()

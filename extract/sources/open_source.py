@@ -25,6 +25,8 @@ from oneshot_dp.extract.sources.annotations.labels import (
   label_numbers,
   warn_of_labels_from_one,
   warn_of_one_class,
+  warn_of_second_label,
+  warn_of_unusual_label,
 )
 from oneshot_dp.extract.sources.annotations.owner_names import (
   check_owner_names,
@@ -245,6 +247,7 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
   place = files[0].path if len(files) == 1 else config.location[0]
   if all(_are_labels_numbers(rows) for rows in all_rows):
     warn_of_labels_from_one(place, np.concatenate(labels), len(names))
+  _warn_of_doubtful_labels(place, config, all_rows)
   _check_splits(place, config, all_rows)
   check_folder_splits(
     place,
@@ -275,6 +278,18 @@ def _labeled_rows(config: SourceConfig, files: Sequence[File]) -> Source:
     columns=tuple(rows.column for rows in all_rows),
     locations=_locations(all_rows),
   )
+
+
+def _warn_of_doubtful_labels(
+  place: str, config: SourceConfig, all_rows: Sequence[FileRows]
+) -> None:
+  """Warns, once for all files, of labels that may not be those meant."""
+  if config.label is None and all_rows[0].are_indices:
+    warn_of_unusual_label(place, all_rows[0].label_column)
+  for rows in all_rows:
+    if rows.second_label:
+      warn_of_second_label(place, rows.label_column, rows.second_label)
+      return
 
 
 def _are_labels_numbers(rows: FileRows) -> bool:

@@ -8,7 +8,7 @@ their headers, and then read as ranges of the file.
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -17,6 +17,9 @@ from oneshot_dp.configs.errors import InputError, one_line
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.image_files import IMAGE_SUFFIXES
 from oneshot_dp.extract.sources import listed_files
+from oneshot_dp.extract.sources.annotations.owner_names import (
+  is_owner_column,
+)
 from oneshot_dp.extract.sources.annotations.splits import (
   is_split,
   may_say_split,
@@ -34,6 +37,7 @@ _MAX_LABEL_BYTES = 1 << 20
 _MAX_NAME_BYTES = 1 << 20
 _MOST_LENGTH_DIGITS = 20
 _MOST_READ_JSON = 256
+_MOST_INNER_NAME_CHARACTERS = 100
 _SPARSE = "GNU.sparse"
 """What all PAX records of a sparse file begin with."""
 _BLOCK = tarfile.BLOCKSIZE
@@ -83,9 +87,12 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     check_rows(file.path, len(samples))
     # WebDataset's name for the class is cls; json has fields of any name.
     label_key = config.label
+    second_label = ""
     if label_key is None:
       has_cls = any("cls" in sample for sample in samples)
       label_key = "cls" if has_cls else "label"
+      if has_cls and labeled:
+        second_label = _second_label(config, content, samples, file.path)
     if labeled:
       labels = _values(content, samples, label_key, file.path)
       used = (label_key, config.units)
@@ -106,6 +113,7 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     locations=locations,
     label_column=label_key,
     labels=labels,
+    second_label=second_label,
     units=units,
     splits=splits,
     other_columns=[name for name in other_columns if name != label_key],
@@ -118,15 +126,76 @@ def _some_columns(
   """The extensions of samples, and the fields of their json, each once.
 
   Of millions, json is not read for nothing: samples far apart tell which fields
-  there are, as the first alone may lack one.
+  there are, as the first alone may lack one. A field within another is called
+  as in meta.split.
   """
   names: dict[str, None] = {}  # each once, in order
-  step = max(1, len(samples) // _MOST_READ_JSON)
+  step = _step(samples)
   for number, sample in enumerate(samples):
     names.update(dict.fromkeys(sample))
     if "json" in sample and number % step == 0:
-      names.update(dict.fromkeys(_fields(content, sample["json"], path)))
+      fields = _fields(content, sample["json"], path)
+      names.update(dict.fromkeys(fields))
+      names.update(dict.fromkeys(_inner_names(fields)))
   return list(names)
+
+
+def _step(samples: Sequence[_Sample]) -> int:
+  """Of how many samples one is looked at."""
+  return max(1, len(samples) // _MOST_READ_JSON)
+
+
+def _second_label(
+  config: SourceConfig,
+  content: BinaryIO,
+  samples: Sequence[_Sample],
+  path: str,
+) -> str:
+  """The field of json that states other labels than KEY.cls; "" if none does.
+
+  It is looked for in the samples of `_some_columns`.
+  """
+  for sample in samples[:: _step(samples)]:
+    if "cls" not in sample or "json" not in sample:
+      continue
+    label = _read_text(content, sample["cls"], path)
+    fields = _fields(content, sample["json"], path)
+    for name in ("label", "cls"):
+      if name in fields and _are_different(config, label, fields[name]):
+        return name
+  return ""
+
+
+def _are_different(config: SourceConfig, label: str, second: Any) -> bool:
+  """Whether two labels of a sample are two classes, for all that is known.
+
+  A class may be stated by its name and by its index, which says nothing where
+  no flag names the classes.
+  """
+  if type(second) not in (int, str):
+    return False
+  values: list[int | str] = []
+  for text in (label.strip(), str(second).strip()):
+    if text.isdecimal():
+      values.append(int(text[:_MOST_LENGTH_DIGITS]))
+    elif text in config.class_names:
+      values.append(config.class_names.index(text))
+    else:
+      values.append(text.casefold())
+  return type(values[0]) is type(values[1]) and values[0] != values[1]
+
+
+def _inner_names(fields: Mapping[str, Any], outer: str = "") -> Iterator[str]:
+  """Names of fields within fields that may say a split or an owner.
+
+  All others are left out: an object may have an entry for each box or word.
+  """
+  for name, value in fields.items():
+    if outer and (may_say_split(name) or is_owner_column(name)):
+      yield f"{outer}{name}"
+    is_short = len(outer) + len(name) <= _MOST_INNER_NAME_CHARACTERS
+    if isinstance(value, dict) and "." not in name and is_short:
+      yield from _inner_names(value, f"{outer}{name}.")
 
 
 def _folder_splits(samples: Sequence[_Sample]) -> list[str]:
@@ -321,7 +390,7 @@ def _values(
     if is_file:
       value: Any = _read_text(content, member, path).strip()
     else:
-      value = _fields(content, member, path).get(key)
+      value = _field(_fields(content, member, path), key)
     # In a file that is mostly holes, members of 1 MiB take no room on the disk,
     # and all values are in memory together.
     if isinstance(value, str):
@@ -354,6 +423,18 @@ def _fields(content: BinaryIO, member: Member, path: str) -> dict[str, Any]:
   except (ValueError, RecursionError) as error:
     raise _unreadable(member, path, error) from error
   return fields
+
+
+def _field(fields: Mapping[str, Any], key: str) -> Any:
+  """A field, or one within others, such as meta.split; None without it."""
+  if key in fields:
+    return fields[key]
+  value: Any = fields
+  for name in key.split("."):
+    if not isinstance(value, dict):
+      return None
+    value = value.get(name)
+  return value
 
 
 def _unreadable(member: Member, path: str, error: Exception) -> InputError:

@@ -9,7 +9,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from oneshot_dp.extract.files import open_regular
 from oneshot_dp.extract.sources.annotations.labels import (
   class_names,
   resolve_choice,
+  warn_of_unusual_label,
 )
 from oneshot_dp.extract.sources.annotations.owner_names import (
   check_unused_owners,
@@ -135,13 +136,15 @@ def open_tfds(config: SourceConfig) -> Tfds:
 
   image = resolve_feature("--image", config.image, _is_image)
   label = resolve_feature("--label", config.label, _names_classes)
+  if config.label is None:
+    warn_of_unusual_label(place, label)
   columns = [image, label]
   if config.units is not None:
     check_unit_name(config.units)
     columns.append(resolve_feature("--units", config.units, _is_integer))
   else:
-    check_unused_owners(place, set(features) - set(columns))
-  warn_of_unread_splits(place, set(features) - set(columns))
+    check_unused_owners(place, _names_of(features) - set(columns))
+  warn_of_unread_splits(place, _names_of(features) - set(columns))
   full_name = builder.info.full_name
   sizes: dict[str, int] = {}
   for name, info in builder.info.splits.items():
@@ -172,6 +175,16 @@ def open_tfds(config: SourceConfig) -> Tfds:
   return source
 
 
+def _names_of(features: Mapping[str, Any]) -> set[str]:
+  """The names of all features; one within another is called meta.split."""
+  names = set(features)
+  for name, feature in features.items():
+    if isinstance(feature, _F.FeaturesDict):
+      inner = _names_of(dict(feature.items()))
+      names.update(f"{name}.{inner_name}" for inner_name in inner)
+  return names
+
+
 def _is_image(feature: Any) -> bool:
   # A mask of labels per pixel is an image too, for TFDS.
   is_mask = isinstance(feature, _F.LabeledImage)
@@ -184,8 +197,10 @@ def _names_classes(feature: Any) -> bool:
 
 
 def _is_integer(feature: Any) -> bool:
+  if feature.shape != ():  # of features within it there are several
+    return False
   dtype = np.dtype(getattr(feature, "np_dtype", None) or bool)
-  return feature.shape == () and dtype.kind in "iu" and dtype != np.uint64
+  return dtype.kind in "iu" and dtype != np.uint64
 
 
 def _files_of(builder: Any, split: str) -> tuple[File, ...]:

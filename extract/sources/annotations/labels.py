@@ -25,6 +25,8 @@ from oneshot_dp.configs.errors import (
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources.listed_files import format_names
 
+# A part of the names that columns of labels have: fine_label, ClassId, targets.
+_LABEL_WORDS = ("label", "class", "cls", "categor", "target")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,300}(\.[0-9]{0,300})?")
 
 
@@ -123,6 +125,41 @@ def warn_of_one_class(place: str, names: Sequence[str]) -> None:
       " be trained on one class.",
       file=sys.stderr,
     )
+
+
+def warn_of_unusual_label(place: str, column: str) -> None:
+  """Warns of labels that nobody chose, and that are not called so.
+
+  The only column whose classes have names may be a license or a camera.
+
+  Args:
+    place: where the data are, for the message.
+    column: which was taken for the label.
+  """
+  name = column.casefold()
+  if name != "y" and not any(word in name for word in _LABEL_WORDS):
+    print(
+      f"WARNING: {escaped(place)}: the labels are {column!r}, as nothing else"
+      " has classes with names; if that is meant, say it with --label"
+      f" {escaped(column)}.",
+      file=sys.stderr,
+    )
+
+
+def warn_of_second_label(place: str, label: str, second: str) -> None:
+  """Warns of samples that state two different labels.
+
+  Args:
+    place: where the data are, for the message.
+    label: what has the labels that are used.
+    second: what has the others.
+  """
+  print(
+    f"WARNING: {escaped(place)}: {label!r} and {second!r} of the samples'"
+    f" json state different labels, and {label!r} is used: choose one with"
+    " --label.",
+    file=sys.stderr,
+  )
 
 
 def _warn_of_alike(names: Sequence[str]) -> None:

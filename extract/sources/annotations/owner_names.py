@@ -245,6 +245,15 @@ def refuse_mixed_owners(
     )
 
 
+def is_owner_column(name: str) -> bool:
+  """Whether a column is called patient, user_id and the like.
+
+  A field within another, such as meta.patient, is by its own name.
+  """
+  own_name = name.rpartition(".")[2].lower()
+  return _OWNER_COLUMN.fullmatch(own_name) is not None
+
+
 def check_unused_owners(place: str, columns: Set[str]) -> None:
   """Looks for columns that name owners, where no flag says that one does.
 
@@ -257,15 +266,16 @@ def check_unused_owners(place: str, columns: Set[str]) -> None:
   Raises:
     MissingFlagError: there is a unit_id, and no flag says what a unit is.
   """
-  owners = sorted(
-    name for name in columns if _OWNER_COLUMN.fullmatch(name.lower())
-  )
+  owners = sorted(name for name in columns if is_owner_column(name))
   if "unit_id" in columns:
     raise MissingFlagError(f"{place!r} has a unit_id: name it with --units.")
   if owners:
+    advice = "name it with --units"
+    if all("." in name for name in owners):
+      advice = "write it as a field or column of its own for --units"
     print(
       f"WARNING: {escaped(place)}: {format_names(owners)} not used, so each"
-      " image is protected by itself; if one says whose each image is, name it"
-      " with --units.",
+      f" image is protected by itself; if one says whose each image is,"
+      f" {advice}.",
       file=sys.stderr,
     )

@@ -63,11 +63,17 @@ def is_split(name: str) -> bool:
 
 def is_split_column(name: str) -> bool:
   """Whether a column of this name may say of which split each row is."""
-  return name.casefold() in _SPLIT_COLUMNS
+  return _own_name(name).casefold() in _SPLIT_COLUMNS
+
+
+def _own_name(name: str) -> str:
+  """The name of a field within another without the other's: meta.split."""
+  return name.rpartition(".")[2]
 
 
 def may_say_split(name: str) -> bool:
   """Whether values of a column are worth a look, as they may be of splits."""
+  name = _own_name(name)
   words = {word.lower() for word in _WORD_ENDS.split(name)}
   return bool(words & _LIKE_SPLIT_COLUMNS or split_words(name))
 
@@ -159,7 +165,8 @@ def check_splits(
     _warn_of_another_split(place, split, column, word)
   # What numbers stand for is not known: splits, or folds of training rows.
   is_doubtful = is_split_column(column) or _is_flag_of_split(column)
-  if len(numbers) > 1 and (is_doubtful or column in split_words(column)):
+  name = _own_name(column)
+  if len(numbers) > 1 and (is_doubtful or name in split_words(name)):
     print(
       f"WARNING: {escaped(place)}: the column {column!r} has several values,"
       " and is not used: all rows are read as one split; if it says which of"
@@ -270,6 +277,7 @@ def warn_of_unread_splits(place: str, columns: Iterable[str]) -> None:
 
 def _is_flag_of_split(name: str) -> bool:
   """Whether 1 in a column of this name says that a row is of a split."""
+  name = _own_name(name)
   splits = split_words(name)
   others = {word.lower() for word in _WORD_ENDS.split(name)}
   others -= {word.lower() for word in splits}

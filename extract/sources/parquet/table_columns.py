@@ -28,7 +28,7 @@ def read_values(content: Any, path: str, column: str) -> list[Any]:
   Args:
     content: the open file.
     path: of the file, for messages.
-    column: a name of the schema.
+    column: a name of the schema, or of `inner_columns`.
 
   Raises:
     InputError: the column unfolds to too many rows or bytes.
@@ -40,7 +40,10 @@ def read_values(content: Any, path: str, column: str) -> list[Any]:
     check_bytes(path, f"column {column!r}", num_bytes, MAX_COLUMN_BYTES)
   values: list[Any] = []
   for batch in table.iter_batches(_VALUES_AT_ONCE, columns=[column]):
-    values += python_values(path, column, batch.column(0))
+    array = batch.column(0)
+    while isinstance(array, pa.StructArray):  # with this field of it alone
+      array = array.field(0)
+    values += python_values(path, column, array)
     check_rows(path, len(values))
   return values
 
@@ -77,6 +80,20 @@ def is_plain(kind: pa.DataType) -> bool:
     kind = kind.value_type
   is_number = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
   return kind in STRINGS or is_number
+
+
+def inner_columns(schema: pa.Schema) -> list[str]:
+  """The names of plain values within structs, such as meta.split."""
+  names: list[str] = []
+  unseen = [(field.name, field.type) for field in schema]
+  while unseen:
+    name, kind = unseen.pop()
+    if isinstance(kind, pa.StructType):
+      inner = [kind.field(i) for i in range(kind.num_fields)]
+      unseen += [(f"{name}.{field.name}", field.type) for field in inner]
+    elif "." in name and name not in schema.names and is_plain(kind):
+      names.append(name)
+  return sorted(names)
 
 
 def named_values(values: Sequence[Any], names: Sequence[str]) -> list[Any]:

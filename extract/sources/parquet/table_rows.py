@@ -30,6 +30,7 @@ from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.parquet.table_columns import (
   PARQUET,
   STRINGS,
+  inner_columns,
   is_plain,
   named_values,
   read_values,
@@ -76,6 +77,7 @@ def parquet_rows(
       for name in (*schema.names, *partition_columns(file.path, root)):
         if name not in (image, label_column):
           other_columns.append(name)
+      other_columns += inner_columns(schema)
       for name in _split_columns(schema, (label_column, config.units)):
         values = read_values(content, file.path, name)
         names = class_labels(schema.metadata).get(name, ())
@@ -106,7 +108,7 @@ def _split_columns(schema: pa.Schema, used: Sequence[str | None]) -> list[str]:
     is_candidate = may_say_split(field.name) and field.name not in used
     if is_candidate and is_plain(field.type):
       names.append(field.name)
-  return names
+  return [*names, *filter(may_say_split, inner_columns(schema))]
 
 
 def _column_values(

@@ -393,6 +393,29 @@ def test_a_label_is_read_before_another_column_that_names_its_classes(tmp_path):
   assert labels_of(open_dataset(path, num_classes=3)) == [0, 1, 2, 1]
 
 
+@pytest.mark.parametrize(
+  ("column", "is_warned_of"),
+  [("license", True), ("camera", True), ("fine_label", False), ("y", False)],
+)
+def test_a_sole_class_label_that_is_called_otherwise_is_warned_of_once(
+  tmp_path, capsys, column, is_warned_of
+):
+  features = {column: {"_type": "ClassLabel", "names": ["f", "m"]}}
+  noted = {"huggingface": json.dumps({"info": {"features": features}})}
+  table = pa.table({"image": IMAGES[:2], column: [0, 1]})
+  for name in ("a.parquet", "b.parquet"):
+    pa.parquet.write_table(
+      table.replace_schema_metadata(noted), tmp_path / name
+    )
+  warning = f"the labels are '{column}', as nothing else has classes with names"
+
+  open_dataset(tmp_path)
+  assert capsys.readouterr().err.count(warning) == int(is_warned_of)
+
+  open_dataset(tmp_path, label=column)
+  assert warning not in capsys.readouterr().err
+
+
 def test_a_file_that_has_gone_since_it_was_listed_is_said_to_be_gone(tmp_path):
   path = tmp_path / "x.tar"
   write_table(path, IMAGES, CLASSES, label=LABELS)

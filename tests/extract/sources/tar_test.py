@@ -1,5 +1,7 @@
 """Samples of WebDataset's tars, and tars that have none."""
 
+import json
+
 import pytest
 
 from oneshot_dp.extract.sources.source import Example
@@ -77,3 +79,61 @@ def test_folders_of_two_splits_in_one_tar_are_refused(tmp_path):
 
   with refused("several splits in its column 'names of folders'"):
     open_dataset(tmp_path / "x.tar", num_classes=2)
+
+
+def write_two_labels(path, pairs):
+  """Samples with a label in KEY.cls, and another one in KEY.json."""
+  members: dict[str, bytes | None] = {}
+  for number, (label, second) in enumerate(pairs):
+    members[f"{number}.png"] = b"x"
+    members[f"{number}.cls"] = label.encode()
+    members[f"{number}.json"] = json.dumps({"label": second}).encode()
+  write_tar(path, members)
+
+
+DIFFERENT = [
+  [("0", 0), ("1", 2)],
+  [("0", 0), ("1", "2")],
+  [("cat", "cat"), ("dog", "eel")],
+  [("0", "cat"), ("1", "eel")],
+]
+EQUAL = [
+  [("0", 0), ("1 ", "1")],
+  [("cat", "Cat"), ("dog", "dog")],
+  [("0", "cat"), ("1", "dog")],
+  [("0", "a mammal"), ("1", "a mammal")],  # in other words, not other labels
+  [("0", None), ("1", [1])],
+]
+SECOND = "'cls' and 'label' of the samples' json state different labels"
+CLASSES = ("cat", "dog", "eel")
+
+
+@pytest.mark.parametrize("pairs", DIFFERENT)
+def test_json_of_another_label_than_cls_is_warned_of_once(
+  tmp_path, capsys, pairs
+):
+  for name in ("a.tar", "b.tar"):
+    write_two_labels(tmp_path / name, pairs)
+
+  open_dataset(tmp_path, class_names=CLASSES)
+
+  assert capsys.readouterr().err.count(SECOND) == 1
+
+
+@pytest.mark.parametrize("pairs", EQUAL)
+def test_json_of_the_label_of_cls_is_not_warned_of(tmp_path, capsys, pairs):
+  write_two_labels(tmp_path / "x.tar", pairs)
+
+  open_dataset(tmp_path / "x.tar", class_names=CLASSES)
+
+  assert SECOND not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("label", "expected"), [("cls", 1), ("label", 2)])
+def test_a_flag_chooses_between_cls_and_json(tmp_path, capsys, label, expected):
+  write_two_labels(tmp_path / "x.tar", [("1", 2)])
+
+  source = open_dataset(tmp_path / "x.tar", class_names=CLASSES, label=label)
+
+  assert list(source.labels) == [expected]
+  assert SECOND not in capsys.readouterr().err

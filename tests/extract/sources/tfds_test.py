@@ -40,6 +40,7 @@ FEATURES = {
     "owner": F.Scalar(dtype=np.int32),
     "note": F.Text(),
     "is_test": F.Scalar(dtype=np.bool_),
+    "meta": F.FeaturesDict({"split": F.Text(), "user": F.Text()}),
   },
   "no_label": {
     "image": IMAGE,
@@ -65,6 +66,7 @@ def example(name: str, row: int) -> dict[str, Any]:
       "owner": row // 4 - 1,
       "note": "purrs",
       "is_test": row > 30,
+      "meta": {"split": "train", "user": "ann"},
     }
     return sides | {"species": row % 3} | rest
   return {
@@ -175,7 +177,23 @@ def test_a_feature_that_may_flag_test_rows_is_warned_of(data_dir, capsys):
   pets(data_dir, "keys", image="right", label="mood", units="owner")
 
   message = capsys.readouterr().err
-  assert "'is_test' not used: all rows are read as one split" in message
+  assert "'is_test', 'meta.split' not used: all rows are read as" in message
+
+
+def test_a_label_that_is_called_otherwise_is_warned_of(copied, capsys):
+  def rename(features):
+    kinds = features["featuresDict"]["features"]
+    kinds["license"] = kinds.pop("label")
+
+  edit_json(copied / "features.json", rename)
+  (copied / "label.labels.txt").rename(copied / "license.labels.txt")
+  warning = "the labels are 'license', as nothing else has classes with names"
+
+  open_dataset(f"tfds:{copied}", split="train")
+  assert warning in capsys.readouterr().err
+
+  open_dataset(f"tfds:{copied}", split="train", label="license")
+  assert "labels are" not in capsys.readouterr().err
 
 
 LEFT = {"image": "left"}
