@@ -141,7 +141,7 @@ def _some_columns(
 
 
 def _step(samples: Sequence[_Sample]) -> int:
-  """Of how many samples one is looked at."""
+  """The distance between samples whose json is looked at."""
   return max(1, len(samples) // _MOST_READ_JSON)
 
 
