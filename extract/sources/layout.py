@@ -11,7 +11,7 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from oneshot_dp.configs.errors import InputError, escaped
@@ -27,23 +27,43 @@ _DERIVED = re.compile(
   r"([ _.-]?\d+)?\.[^./]+\Z"
 )
 _DERIVED_FOLDER = re.compile(
-  r"(?:(?<=/)|\A)(masks?|segmentations?|gt|ground_?truth|thumb(nail)?s?)/"
+  r"(?:(?<=/)|\A)((annotations?|labels?|masks?|trimaps?|depths?"
+  r"|segmentations?|segmentation(class|object)|gt|ground_?truth"
+  r"|thumb(nail)?s?)/)+"
 )
 _FOLD = re.compile(r"(k?fold|cv)[ _=-]?\d+", re.IGNORECASE)
-_IMAGE_FOLDERS = ("", "image/", "images/", "img/", "photos/", "originals/")
-# Copies of the image itself are x (1).jpg, x - copy.jpg, x_flip.jpg,
-# x_aug_2.jpg and, by a program that makes several of each,
-# x_jpg.rf.0a1b2c3d.jpg.
-_COPY = re.compile(
-  r"([ _.-](-[ ])?(copy|edited|resized|rotated|rot|mirrored|mirror"
-  r"|[hv]?flip(ped)?|aug|augmented)([ _.-]?\d+)?|[ ]?\(\d{1,3}\)"
-  r"|\.rf\.[0-9a-f]+)\.[^./]+\Z"
+_IMAGE_FOLDERS = (
+  *("", "image/", "images/", "jpegimages/", "img/", "imgs/", "jpg/", "rgb/"),
+  *("photos/", "originals/"),
 )
+# Copies of the image itself are x (1).jpg, x - copy.jpg, x_flip.jpg, x~2.jpg,
+# x_aug_2.jpg and, by a program that makes several of each,
+# x_jpg.rf.0a1b2c3d.jpg; or Copy of x.jpg, and IMG_E1.jpg of IMG_1.jpg.
+_COPY = re.compile(
+  r"([ _.-](-[ ])?(copy|kopie|copie|c[o\u00f3]pia|edited|resized|rotated|rot"
+  r"|mirrored|mirror|[hv]?flip(ped)?|aug|augmented)([ _.-]?\d+)?"
+  r"|[ ]?\(\d{1,3}\)|~\d{1,3}|\.rf\.[0-9a-f]+)\.[^./]+\Z"
+)
+_COPY_OF = re.compile(r"(?<=/)(copy of |img_e(?=\d))")
+# What a stem has without its last word: x1_left.jpg and x1_right.jpg have one,
+# and x1.jpg as well. Numbers tell photographs apart, and words seldom do.
+_WITHOUT_LAST_WORD = re.compile(
+  r"(.*\d.*?)[ _.~@-]+\d?[a-z]+|(.*\d)[a-z]", re.IGNORECASE
+)
+_MOST_OF = 1 / 2
+_FEWEST_VIEWS = 4
+# The split that the name of a file says, and not that of its folder.
+_NAMED_SPLITS = {
+  word: re.compile(
+    rf"(?:\A|[/_. -]){word}(ing|ation|id)?(?=[_. -]|\d)[^/\n]*$", re.MULTILINE
+  )
+  for word in ("train", "test", "val")
+}
 # Each name that one of the expressions above finds has one of these in it. To
 # look for them in some thousand names at once takes a tenth of the time.
 _HINT = re.compile(
   r"mask|seg|g(t[^a-z]|round)|thumb|copy|edited|r(esized|ot)|mirror|flip|aug"
-  r"|\(|\.rf\.|x\d"
+  r"|\(|\.rf\.|x\d|~| - |img_e"
 )
 _NAMES_AT_ONCE = 4096
 
@@ -59,6 +79,8 @@ class _Names(NamedTuple):
     copies: images that are named as copies of an image, and its name without
       suffix.
     same_stem: images that have the name of the one before, but for the suffix.
+    views: two of many images whose names differ in the last word alone.
+    splits: that names of images, and not of folders, say.
   """
 
   inner_of: dict[str, set[str]]
@@ -66,6 +88,8 @@ class _Names(NamedTuple):
   derived: dict[str, Sequence[str]]
   copies: dict[str, str]
   same_stem: list[tuple[str, str]]
+  views: tuple[str, ...]
+  splits: set[str]
 
 
 def check_layout(
@@ -91,20 +115,20 @@ def check_layout(
   """
   if not config.class_names:
     _refuse_named_splits(root, folders)
-  names = _read_names(images)
+  names = _read_names(folders, images)
   if names.inner_of:
     _refuse_inner_folders(config, root, names.inner_of, names.is_deep)
-  if not (names.derived or names.copies or names.same_stem):
-    return  # as in most folders
-  stems: set[str] = set()
-  if names.derived or names.copies:
-    stems = {os.path.splitext(path)[0] for path in images.paths()}
-  _refuse_derived(root, names.derived, stems)
+  _warn_of_named_splits(root, names.splits)
+  path_of: dict[str, str] = {}  # by stems in lower case
+  if names.derived or names.copies:  # which most folders have not
+    for path in images.paths():
+      path_of[os.path.splitext(path.lower())[0]] = path
+  _refuse_derived(root, names.derived, path_of)
   if config.units is None:
-    _warn_of_copies(root, names, stems)
+    _warn_of_copies(root, names, path_of)
 
 
-def _read_names(images: FileTable) -> _Names:
+def _read_names(folders: Sequence[str], images: FileTable) -> _Names:
   """Reads all names once: over those of millions of images each pass counts."""
   inner_of: dict[str, set[str]] = {}
   is_deep = True
@@ -112,8 +136,15 @@ def _read_names(images: FileTable) -> _Names:
   copies: dict[str, str] = {}
   same_stem: list[tuple[str, str]] = []
   last: list[str] = []
+  splits: set[str] = set()
+  has_derived = any(
+    _DERIVED_FOLDER.match(f"{folder.lower()}/") for folder in folders
+  )
   paths = images.paths()
   batch = list(itertools.islice(paths, _NAMES_AT_ONCE))
+  # Names are sorted, so the first thousands tell how an image's views are
+  # called.
+  views = _find_views(batch)
   while batch:
     text = "\n".join(batch)
     # In most folders all images lie directly in their classes, where a path has
@@ -123,12 +154,41 @@ def _read_names(images: FileTable) -> _Names:
     else:
       is_deep = _add_inner_folders(batch, inner_of) and is_deep
     same_stem += _neighbors_of_one_stem(last + batch)
-    if _HINT.search(text.lower()):
+    text = text.lower()
+    splits |= _named_splits(text)
+    if has_derived or _HINT.search(text):
       for path in batch:
         _add_originals(path, derived, copies)
     last = batch[-1:]
     batch = list(itertools.islice(paths, _NAMES_AT_ONCE))
-  return _Names(inner_of, is_deep, derived, copies, same_stem)
+  return _Names(inner_of, is_deep, derived, copies, same_stem, views, splits)
+
+
+def _find_views(paths: Sequence[str]) -> tuple[str, ...]:
+  """Two images of one name but for its last word, if most images are so."""
+  group_of: dict[str, list[str]] = {}
+  for path in paths:
+    folder, name = os.path.split(path)
+    stem = os.path.splitext(name)[0]
+    match = _WITHOUT_LAST_WORD.fullmatch(stem)
+    if match is not None:
+      stem = match[1] or match[2]
+    group_of.setdefault(f"{folder}/{stem}", []).append(path)
+  groups = [group for group in group_of.values() if len(group) > 1]
+  num_views = sum(map(len, groups))
+  if num_views < max(_FEWEST_VIEWS, _MOST_OF * len(paths)):
+    return ()
+  return tuple(groups[0][:2])
+
+
+def _named_splits(text: str) -> set[str]:
+  """The splits that names of files in a text say; without train, none."""
+  splits: set[str] = set()
+  if "train" in text:
+    for word, pattern in _NAMED_SPLITS.items():
+      if word in text and pattern.search(text):
+        splits.add(word)
+  return splits
 
 
 def _add_inner_folders(
@@ -164,20 +224,27 @@ def _add_originals(
   copies: dict[str, str],
 ) -> None:
   """Adds an image whose name says that it was made of another."""
+  # Images/1.jpg and Masks/1.png: originals are looked for in lower case.
   name = path.lower()
   match = _DERIVED.search(name)
   if match is not None:
-    derived[path] = [path[: match.start()]]
+    derived[path] = [name[: match.start()]]
     return
   match = _DERIVED_FOLDER.search(name)
   if match is not None:
-    before = path[: match.start()]
-    after = path.rpartition(".")[0][match.end() :]
+    before = name[: match.start()]
+    after = os.path.splitext(name[match.end() :])[0]
     derived[path] = [f"{before}{folder}{after}" for folder in _IMAGE_FOLDERS]
     return
   match = _COPY.search(name)
   if match is not None:
-    copies[path] = path[: match.start()]
+    copies[path] = name[: match.start()]
+    return
+  match = _COPY_OF.search(name)
+  if match is not None:
+    before = "img_" if match[0] == "img_e" else ""
+    original = name[: match.start()] + before + name[match.end() :]
+    copies[path] = os.path.splitext(original)[0]
 
 
 def _refuse_named_splits(root: str, folders: Sequence[str]) -> None:
@@ -257,7 +324,9 @@ def _refuse_inner_folders(
 
 
 def _refuse_derived(
-  root: str, derived: Mapping[str, Sequence[str]], stems: set[str]
+  root: str,
+  derived: Mapping[str, Sequence[str]],
+  path_of: Mapping[str, str],
 ) -> None:
   """Refuses masks and thumbnails whose images are there, too.
 
@@ -265,7 +334,7 @@ def _refuse_derived(
   """
   found: list[str] = []
   for path, originals in derived.items():
-    if not stems.isdisjoint(originals):
+    if any(path_of.get(stem, path) != path for stem in originals):
       found.append(path)
   if found:
     raise InputError(
@@ -275,7 +344,20 @@ def _refuse_derived(
     )
 
 
-def _warn_of_copies(root: str, names: _Names, stems: set[str]) -> None:
+def _warn_of_named_splits(root: str, splits: Set[str]) -> None:
+  """Warns of files that are named after several splits, as one is read."""
+  if len(splits) > 1:
+    print(
+      f"WARNING: {escaped(root)}: names of images say the splits"
+      f" {format_names(sorted(splits))}, and all are read as one: if they are"
+      " splits, move each into a folder of its own.",
+      file=sys.stderr,
+    )
+
+
+def _warn_of_copies(
+  root: str, names: _Names, path_of: Mapping[str, str]
+) -> None:
   """Warns of images that are one photograph, as their names say."""
   # Files of equal bytes are counted once all have been read. These differ in
   # their bytes, and nothing but their names tells of it.
@@ -283,8 +365,8 @@ def _warn_of_copies(root: str, names: _Names, stems: set[str]) -> None:
   first_of: dict[str, str] = {}
   for path, original in names.copies.items():
     first = first_of.setdefault(original, path)
-    if original in stems:
-      pairs.append((original, path))
+    if original in path_of:
+      pairs.append((path_of[original], path))
     elif first != path and not path[len(original) :].startswith((" (", "(")):
       # (Windows renames many files at once to cat (1), cat (2) and so on.)
       pairs.append((first, path))
@@ -295,5 +377,13 @@ def _warn_of_copies(root: str, names: _Names, stems: set[str]) -> None:
       f" {len(pairs):,}, such as {shown}; if they are, epsilon says too little"
       " about a photograph that is there several times: leave one of each, or"
       " protect them together with --units.",
+      file=sys.stderr,
+    )
+  elif names.views:
+    print(
+      f"WARNING: {escaped(root)}: images whose names differ in the last word"
+      f" alone, such as {' and '.join(map(repr, names.views))}: if these are of"
+      " one photograph or person, epsilon says too little about it: leave one"
+      " of each, or protect them together with --units.",
       file=sys.stderr,
     )

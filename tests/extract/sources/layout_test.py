@@ -122,6 +122,10 @@ def test_splits_in_the_only_folder_are_looked_for_there(tmp_path):
     ("cat/images/1.jpg", "cat/masks/1.png"),
     ("cat/1.jpg", "masks/cat/1.png"),
     ("cat/a/1.jpg", "cat/a/ground_truth/1.png"),
+    ("Images/1.jpg", "Masks/1.png"),
+    ("images/1.jpg", "annotations/trimaps/1.png"),
+    ("JPEGImages/1.jpg", "SegmentationClass/1.png"),
+    ("rgb/1.png", "depth/1.png"),
   ],
 )
 def test_a_folder_of_masks_or_small_copies_of_images_is_refused(
@@ -149,6 +153,10 @@ COPIES = [
   ("1.jpg", "1_flip.png"),
   ("1.jpg", "1_aug_12.jpg"),
   ("1_jpg.rf.0a1b.jpg", "1_jpg.rf.ffee.jpg"),
+  ("1.jpg", "1 - Kopie.jpg"),
+  ("1.jpg", "1~2.jpg"),
+  ("1.jpg", "Copy of 1.jpg"),
+  ("IMG_1.JPG", "IMG_E1.JPG"),
 ]
 
 
@@ -161,7 +169,7 @@ def test_images_that_are_named_as_copies_are_warned_of(
   assert len(open_dataset(tmp_path)) == 3
 
   message = capsys.readouterr().err
-  assert "named as copies of others: 1, such as 'cat/1" in message
+  assert f"named as copies of others: 1, such as 'cat/{one}' and" in message
 
 
 @pytest.mark.parametrize(
@@ -201,6 +209,66 @@ def test_names_are_looked_at_beyond_the_first_thousands(tmp_path, capsys):
   open_dataset(tmp_path)
 
   assert "'cat/04999_flip.jpg'" in capsys.readouterr().err
+
+
+VIEWS = [
+  ("10_left", "10_right"),
+  ("cat_1_crop", "cat_1_depthcrop"),
+  ("1a", "1b"),
+  ("1", "1@2x"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), VIEWS)
+def test_images_that_differ_in_the_last_word_alone_are_warned_of(
+  tmp_path, capsys, one, other
+):
+  for folder in ("cat", "dog"):
+    write_files(tmp_path, f"{folder}/{one}.jpg", f"{folder}/{other}.jpg")
+
+  open_dataset(tmp_path)
+
+  message = capsys.readouterr().err
+  assert f"such as 'cat/{one}.jpg' and 'cat/{other}.jpg': if these" in message
+
+
+@pytest.mark.parametrize(
+  "names",
+  [
+    "1_left 2_right 3_left 4_right",
+    "red_cat red_dog blue_cat blue_dog",
+    "1_left 1_right 2 3 4",
+  ],
+)
+def test_other_names_that_end_in_words_are_not_warned_of(
+  tmp_path, capsys, names
+):
+  paths = [f"001.cat/{name}.jpg" for name in names.split()]
+  write_files(tmp_path, *paths, "dog/7.jpg")
+
+  open_dataset(tmp_path)
+
+  assert not capsys.readouterr().err
+
+
+SPLITS_IN_NAMES = [
+  ("cat/train_1.jpg cat/test_1.jpg", True),
+  ("cat/Places365_train_0001.jpg dog/Places365_val_0001.jpg", True),
+  ("cat/train_1.jpg dog/train_2.jpg", False),
+  ("bullet_train/1.jpg test_tube/2.jpg", False),
+  ("cat/strain_1.jpg dog/test_2.jpg", False),
+]
+
+
+@pytest.mark.parametrize(("paths", "is_warned"), SPLITS_IN_NAMES)
+def test_images_that_are_named_after_several_splits_are_warned_of(
+  tmp_path, capsys, paths, is_warned
+):
+  write_files(tmp_path, *paths.split())
+
+  open_dataset(tmp_path)
+
+  assert ("say the splits" in capsys.readouterr().err) == is_warned
 
 
 @pytest.mark.parametrize("other", ["cat", "dog"])
