@@ -6,6 +6,7 @@ a device, a socket or a folder in its place is refused, and nothing waits on it.
 What a crash would write, all memory, is not written at all.
 """
 
+import collections
 import contextlib
 import ctypes
 import errno
@@ -26,6 +27,8 @@ _BLOCK_FILES = 512
 """Files are listed so many at a time, at the most."""
 _MOST_FOLDERS = 256
 """Folders within each other; no program that makes data sets has a tenth."""
+_MOST_WAYS = 256
+"""Paths by which links lead to one folder: of ten folds, each image has ten."""
 _PR_SET_DUMPABLE = 4  # of linux/prctl.h
 
 
@@ -145,9 +148,7 @@ class FileBlock(NamedTuple):
   versions: list[str]
 
 
-def walk(
-  folder: str, name: str = "", inside: tuple[tuple[int, int], ...] = ()
-) -> Iterator[FileBlock]:
+def walk(folder: str) -> Iterator[FileBlock]:
   """Yields the name, bytes and version of each file below a folder, in blocks.
 
   Files come in the order of their names by code point; only the names of one
@@ -157,12 +158,31 @@ def walk(
 
   Args:
     folder: its path.
-    name: what the names begin with.
-    inside: device and inode of each folder that this one lies in.
 
   Raises:
-    InputError: it lies within more than `_MOST_FOLDERS` others.
+    InputError: a folder lies within more than `_MOST_FOLDERS` others, or links
+      lead to it in more than `_MOST_WAYS` ways.
     OSError: the folder itself may not be read.
+  """
+  yield from _walk(folder, "", (), collections.Counter(), is_linked=False)
+
+
+def _walk(
+  folder: str,
+  name: str,
+  inside: tuple[tuple[int, int], ...],
+  visits: collections.Counter[tuple[int, int]],
+  *,
+  is_linked: bool,
+) -> Iterator[FileBlock]:
+  """As `walk`, of a folder at any depth.
+
+  Args:
+    folder: its path.
+    name: what the names begin with.
+    inside: device and inode of each folder that this one lies in.
+    visits: how often links led to each folder; it grows.
+    is_linked: whether the folder itself is a link.
   """
   if len(inside) > _MOST_FOLDERS:
     raise InputError(
@@ -185,6 +205,15 @@ def walk(
     if here in inside:
       yield FileBlock([name], [-1], [""])
       return
+    # Where each of some folders has two links to the next one, the names double
+    # from one to the next: they would never end.
+    if is_linked:
+      visits[here] += 1
+    if visits[here] > _MOST_WAYS:
+      raise InputError(
+        f"{escaped(name)[:80]!r}: links lead to one folder in more than"
+        f" {_MOST_WAYS} ways: remove some of them."
+      )
     prefix = f"{name}/" if name else ""
     # What is in a folder sorts by a name that goes on with a slash.
     entry_of = _entries_by_name(handle)
@@ -197,7 +226,13 @@ def walk(
       yield from _blocks_of(before, prefix)
       before = []
       below = os.path.join(folder, entry.name)
-      yield from walk(below, prefix + entry.name, (*inside, here))
+      yield from _walk(
+        below,
+        prefix + entry.name,
+        (*inside, here),
+        visits,
+        is_linked=entry.is_symlink(),
+      )
     yield from _blocks_of(before, prefix)
   finally:
     os.close(handle)

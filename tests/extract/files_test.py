@@ -56,6 +56,28 @@ def test_folders_without_end_are_refused_by_name(tmp_path):
     storage.list_files(storage.store_at(tmp_path))
 
 
+def test_links_that_double_at_each_folder_are_refused(tmp_path):
+  (tmp_path / "30").mkdir()
+  for level in range(30):
+    folder = tmp_path / f"{level}"
+    folder.mkdir()
+    for name in ("a", "b"):
+      (folder / name).symlink_to(f"../{level + 1}")
+    (folder / "image.png").write_bytes(b"image")
+
+  with refused("links lead to one folder in more than 256 ways: remove some"):
+    storage.list_files(storage.store_at(tmp_path))
+
+
+def test_a_folder_that_many_links_lead_to_is_listed_by_all_of_them(tmp_path):
+  write_files(tmp_path, "cats/a/x.png")
+  (tmp_path / "folds").mkdir()
+  for fold in range(256):
+    (tmp_path / "folds" / f"{fold}").symlink_to("../cats")
+
+  assert len(storage.list_files(storage.store_at(tmp_path))) == 257
+
+
 def test_what_is_no_file_is_refused_at_once(tmp_path):
   path = tmp_path / "file\x1b[1m"
   for make in (
