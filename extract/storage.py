@@ -24,10 +24,12 @@ from oneshot_dp.extract.object_store import (
   Listing,
   RangeReader,
   Remote,
+  version_of,
+)
+from oneshot_dp.extract.store_errors import (
   UnreachableError,
   no_bucket_error,
   store_error,
-  version_of,
 )
 
 _T = TypeVar("_T")

@@ -12,7 +12,7 @@ from oneshot_dp.configs.extract_config import EmbeddingDtype, SourceConfig
 from oneshot_dp.extract.sources.annotations.owner_names import (
   is_owner_column,
 )
-from oneshot_dp.extract.sources.annotations.splits import (
+from oneshot_dp.extract.sources.annotations.split_columns import (
   may_say_split,
   refuse_differing_splits,
 )

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.sources.annotations.splits import (
+from oneshot_dp.extract.sources.annotations.split_columns import (
   check_folder_splits,
   refuse_differing_splits,
-  resolve_split,
   split_of_columns,
+)
+from oneshot_dp.extract.sources.annotations.splits import (
+  resolve_split,
   split_of_path,
   split_tables,
 )

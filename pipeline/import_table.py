@@ -38,7 +38,7 @@ from oneshot_dp.extract.sources.annotations.owner_names import (
   refuse_mixed_owners,
   units_of_column,
 )
-from oneshot_dp.extract.sources.annotations.splits import (
+from oneshot_dp.extract.sources.annotations.split_columns import (
   check_splits,
   warn_of_indices,
 )

@@ -33,7 +33,7 @@ FLOORS = {
     {"npz", "tar", "parquet"},
     "formats",
     "source",
-    Layer("layout", "folder", "tfds", independent=False),
+    Layer("source_of_files", "layout", "folder", "tfds", independent=False),
     "open_source",
     "describe",
   ),
@@ -54,6 +54,7 @@ FLOORS = {
     Layer(
       "ledger",
       "vector_files",
+      "parquet_vectors",
       "import_columns",
       "import_files",
       "import_table",

@@ -7,17 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from oneshot_dp.extract import storage
-from oneshot_dp.extract.cache.format import (
-  BLOCK_ROWS,
-  CacheInfo,
-  Rows,
-  Shard,
-  tfds_files,
-)
+from oneshot_dp.extract.cache.format import BLOCK_ROWS, CacheInfo, Rows, Shard
 from oneshot_dp.extract.cache.keys import embedding_keys
 from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.extract.cache.row_values import stored_norm
 from oneshot_dp.extract.cache.shard_file import StoredShard, read_shard
+from oneshot_dp.extract.cache.tfds_metadata import tfds_files
 
 
 def check_cache(path: str | os.PathLike) -> list[str]:

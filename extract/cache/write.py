@@ -34,7 +34,6 @@ from oneshot_dp.extract.cache.format import (
   CacheInfo,
   Rows,
   Shard,
-  tfds_files,
 )
 from oneshot_dp.extract.cache.keys import embedding_keys, image_units
 from oneshot_dp.extract.cache.read import FeatureCache, open_cache
@@ -45,6 +44,7 @@ from oneshot_dp.extract.cache.shard_file import (
   load_existing_shard,
   put_shard,
 )
+from oneshot_dp.extract.cache.tfds_metadata import tfds_files
 
 JOB_FILE = "job.json"
 """Names of files that a finished cache does not have begin with "job."."""

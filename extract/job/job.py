@@ -121,8 +121,8 @@ def _beam_options(flags: Sequence[str]) -> "PipelineOptions | None":
   if not flags:
     return None
   # Beam takes a second or two to import.
+  from oneshot_dp.extract.job.beam_options import pipeline_options
   from oneshot_dp.extract.job.job_server import check_engine
-  from oneshot_dp.extract.job.on_beam import pipeline_options
 
   options = pipeline_options(flags)
   check_engine(options)

@@ -11,14 +11,10 @@ file that its workers look for (worker.py).
 import contextlib
 import io
 import logging
-import os
 import re
-import secrets
-import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
@@ -34,14 +30,11 @@ from oneshot_dp.configs.errors import (
   BrokenImageError,
   InputError,
   RunError,
-  escaped,
-  one_line,
 )
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import Shard
-from oneshot_dp.extract.files import disk_errors
 from oneshot_dp.extract.job import worker
-from oneshot_dp.extract.job.beam_flags import split_beam_flags
+from oneshot_dp.extract.job.beam_options import own_temporary_folder
 from oneshot_dp.extract.job.job_server import (
   LOCAL_RUNNER,
   ends_with_command,
@@ -49,7 +42,6 @@ from oneshot_dp.extract.job.job_server import (
 )
 from oneshot_dp.extract.job.shard import Job, shard_order
 
-_DIRECT_RUNNERS = ("DirectRunner", "SwitchingDirectRunner", "FnApiRunner")
 DRAIN_SECONDS = 30
 """How long the engine may take to end after the stop file was written."""
 CANCEL_SECONDS = 20
@@ -73,74 +65,6 @@ _RUN_AGAIN = "run the same command again (finished shards are kept)"
 _MAX_REASON_CHARACTERS = 300
 
 
-def pipeline_options(flags: Sequence[str]) -> PipelineOptions:
-  """Parses Beam's flags.
-
-  Args:
-    flags: words of the command line that `extract` itself does not know.
-
-  Returns:
-    Beam's options, with a runner that needs no download.
-
-  Raises:
-    InputError: flags that Beam here does not know, or values it does not take;
-      an unknown runner, or one that misses options or packages.
-  """
-  _check_flags(flags)
-  options = PipelineOptions(list(flags))
-  standard = options.view_as(StandardOptions)
-  if standard.runner is None:
-    standard.runner = "DirectRunner"
-  standard.runner = _runner_name(standard.runner)
-  if standard.runner in _DIRECT_RUNNERS:
-    # Beam's DirectRunner would first try to download another runner, Prism,
-    # from the internet; this is the in-process half of it.
-    standard.runner = LOCAL_RUNNER
-  # Tried now: a job may list millions of images before it has a graph.
-  with _own_temporary_folder(secrets.token_hex(8)):
-    try:
-      beam.Pipeline(options=options)
-    except (ValueError, TypeError, ImportError, AttributeError) as e:
-      raise InputError(f"Beam: {one_line(e)}") from e
-  return options
-
-
-def _runner_name(word: str) -> str:
-  """The class name of the runner that Beam takes for a word.
-
-  It takes `flink`, `FLINKRUNNER` and the name with its module for FlinkRunner.
-  """
-  wanted = word.lower()
-  for path in StandardOptions.ALL_KNOWN_RUNNERS:
-    name = path.rpartition(".")[2]
-    short_name = name.removesuffix("Runner").lower()
-    if wanted in (short_name, name.lower(), path.lower()):
-      return name
-  return word
-
-
-def _check_flags(flags: Sequence[str]) -> None:
-  """Raises InputError for words that Beam would drop, and bad values.
-
-  `PipelineOptions` drops every word that no Beam option takes. A mistyped flag,
-  `-units owners.csv`, or a second file, `b.parquet`, would silently be ignored,
-  and ε would not be about what was asked for.
-  """
-  _, others = split_beam_flags(flags)
-  if others:
-    word = escaped(others[0].partition("=")[0], "")
-    raise InputError(
-      f"{word} is neither a flag of this command nor a Beam option; see --help."
-    )
-  complaint = io.StringIO()
-  try:
-    with contextlib.redirect_stderr(complaint):
-      PipelineOptions(list(flags)).get_all_options()
-  except SystemExit as error:
-    reason = complaint.getvalue().strip().rpartition("error: ")[2]
-    raise InputError(f"Beam options: {escaped(reason)}.") from error
-
-
 def run_on_beam(job: Job, options: PipelineOptions, bar: tqdm) -> list[Shard]:
   """Makes all shards on Beam.
 
@@ -158,27 +82,8 @@ def run_on_beam(job: Job, options: PipelineOptions, bar: tqdm) -> list[Shard]:
     KeyboardInterrupt: Ctrl-C; says what may still run.
   """
   run = worker.launch(job)
-  with _own_temporary_folder(run):
+  with own_temporary_folder(run):
     return _run_launched(job, run, options, bar)
-
-
-@contextlib.contextmanager
-def _own_temporary_folder(name: str) -> Iterator[None]:
-  """Has Beam's temporary files in a folder that goes at the end.
-
-  Of what it stages for workers and job servers, Beam leaves most behind.
-  """
-  outer = tempfile.gettempdir()
-  # Named beforehand, so that it goes even if Ctrl-C comes while it is made.
-  folder = os.path.join(outer, f"oneshot-dp-{name}")
-  try:
-    with disk_errors(outer):
-      os.mkdir(folder, 0o700)
-    tempfile.tempdir = folder
-    yield
-  finally:
-    tempfile.tempdir = outer
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run_launched(

@@ -40,12 +40,9 @@ from oneshot_dp.extract.sources.location import (
   expand_location,
   refuse_prepared,
 )
-from oneshot_dp.extract.sources.open_source import (
-  images_of,
-  is_on_hub,
-  open_source,
-)
+from oneshot_dp.extract.sources.open_source import is_on_hub, open_source
 from oneshot_dp.extract.sources.source import Source
+from oneshot_dp.extract.sources.source_of_files import unlabeled_source
 from oneshot_dp.extract.threads import prefetch_map
 
 _MAX_AHEAD = 1024
@@ -152,7 +149,7 @@ def _describe_folder(
   for source in labeled:
     _count_labels(source, report)
   whole = [listed_files.join_folder(root, file) for file in images]
-  return _Sources([images_of(whole)], labeled)
+  return _Sources([unlabeled_source(whole)], labeled)
 
 
 def _describe_tables(
@@ -187,9 +184,11 @@ def _describe_tables(
       arrays = format_of(place).list_splits(file)
       if arrays:
         splits = list(arrays)
-        parts += [images_of([file], f"{split}_image") for split in arrays]
+        parts += [
+          unlabeled_source([file], f"{split}_image") for split in arrays
+        ]
       else:
-        parts.append(images_of([file]))
+        parts.append(unlabeled_source([file]))
     except (InputError, RunError) as error:
       report.faults.append(str(error))
   labeled: list[Source] = []

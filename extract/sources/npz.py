@@ -21,7 +21,7 @@ from oneshot_dp.extract.npy import (
   read_header,
 )
 from oneshot_dp.extract.sources import listed_files
-from oneshot_dp.extract.sources.annotations.splits import (
+from oneshot_dp.extract.sources.annotations.split_columns import (
   may_say_split,
   refuse_differing_splits,
   warn_of_indices,

@@ -20,10 +20,8 @@ from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.annotations.owner_names import (
   is_owner_column,
 )
-from oneshot_dp.extract.sources.annotations.splits import (
-  is_split,
-  may_say_split,
-)
+from oneshot_dp.extract.sources.annotations.split_columns import may_say_split
+from oneshot_dp.extract.sources.annotations.splits import is_split
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,

@@ -37,7 +37,9 @@ from oneshot_dp.extract.sources.annotations.labels import (
 from oneshot_dp.extract.sources.annotations.owner_names import (
   check_unused_owners,
 )
-from oneshot_dp.extract.sources.annotations.splits import warn_of_unread_splits
+from oneshot_dp.extract.sources.annotations.split_columns import (
+  warn_of_unread_splits,
+)
 from oneshot_dp.extract.sources.listed_files import File, readable_as
 from oneshot_dp.extract.sources.source import Example, Source
 

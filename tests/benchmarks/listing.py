@@ -65,7 +65,7 @@ def launch(folder: str, out: str) -> None:
   from oneshot_dp.extract import storage
   from oneshot_dp.extract.cache.shard_file import CacheJob
   from oneshot_dp.extract.cache.write import start_or_resume
-  from oneshot_dp.extract.job import on_beam, worker
+  from oneshot_dp.extract.job import beam_options, worker
   from oneshot_dp.extract.job.job import absolute_job, cache_info
   from oneshot_dp.extract.job.listing import listing_digest
   from oneshot_dp.extract.job.shard import Job, load_embedder
@@ -74,7 +74,7 @@ def launch(folder: str, out: str) -> None:
   config = ExtractConfig(
     source=SourceConfig(location=(folder,)), backbone="glyph_vit"
   )
-  on_beam.pipeline_options(["--runner=PrismRunner"])
+  beam_options.pipeline_options(["--runner=PrismRunner"])
   embedder = load_embedder(config)
   steps.ended("Python, JAX, Beam, backbone")
   source = open_source(config.source)

@@ -1,66 +1,27 @@
+"""A receipt: what it states, that no edit of it passes, and what follows."""
+
 import functools
 import json
 import math
-import re
 from typing import Any
 
-import numpy as np
 import pytest
-from scipy.stats import norm
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.pipeline.heads.head_folder import read_head, write_head
-from oneshot_dp.pipeline.heads.model_card import render_card, right_guesses
+from oneshot_dp.pipeline.heads.model_card import render_card
 from oneshot_dp.pipeline.heads.receipt import check_receipt, derive
-from tests.pipeline.sample_heads import fit, sample_info, trained_head
-
-CHARGE_ID = "c".zfill(32)
-PARENT_ID = "e".zfill(32)
-
-
-def write_private(folder):
-  write_head(folder, trained_head(2.0), sample_info(), charge_id=CHARGE_ID)
-
-
-def write_uncharged(folder):
-  write_head(folder, trained_head(0.5, delta=1e-7), sample_info())
-
-
-def write_of_units(folder):
-  info = sample_info(unit="patient", views={"count": 4})
-  write_head(folder, trained_head(), info, Part.parse("[10%:80%]"))
-
-
-def write_seeded(folder):
-  info = sample_info(num_classes_source="labels (treated as public)")
-  write_head(folder, trained_head(seed=7), info, charge_id=CHARGE_ID)
-
-
-def write_baseline(folder):
-  baseline = trained_head(noise=False)
-  write_head(folder, baseline, sample_info(), charge_id=CHARGE_ID)
-
-
-def write_continued(folder):
-  options = {"balanced": True, "start_sha256": "a".zfill(64)}
-  write_head(
-    folder,
-    trained_head(8.0, options=options),
-    sample_info(),
-    charge_id=CHARGE_ID,
-    parent_charge_id=PARENT_ID,
-  )
-
-
-HEAD_WRITERS = {
-  "private": write_private,
-  "uncharged": write_uncharged,
-  "of units": write_of_units,
-  "seeded": write_seeded,
-  "baseline": write_baseline,
-  "continued": write_continued,
-}
+from tests.pipeline.sample_heads import (
+  CHARGE_ID,
+  HEAD_WRITERS,
+  PARENT_ID,
+  delta_of,
+  fit,
+  sample_info,
+  trained_head,
+  write_private,
+)
 
 
 @pytest.fixture(params=HEAD_WRITERS)
@@ -74,13 +35,6 @@ def folder(request, tmp_path):
 def private_folder(tmp_path):
   write_private(tmp_path / "head")
   return tmp_path / "head"
-
-
-def delta_of(mu, epsilon):
-  """Balle & Wang, theorem 8, by SciPy."""
-  near = norm.cdf(mu / 2 - epsilon / mu)
-  far = norm.cdf(-mu / 2 - epsilon / mu)
-  return near - math.exp(epsilon) * far
 
 
 def leaves(value, path: tuple[Any, ...] = ()):
@@ -336,99 +290,3 @@ class TestFollows:
     follows = derive({"releases": [], "delta": None})
 
     assert set(follows.values()) == {None}
-
-
-class TestCard:
-  @pytest.fixture
-  def text(self, folder):
-    return " ".join((folder / "README.md").read_text().split())
-
-  def test_it_states_the_guarantee_or_that_there_is_none(self, folder, text):
-    stated = read_head(folder).stated
-    unit = stated["privacy_unit"]
-    relation = f"REPLACE_SPECIAL: one {unit} is in the data, or nothing is in"
-
-    assert ("NOT PRIVATE" in text) == (not stated["private"])
-    for words in relation, "epsilon if replaced", "at **delta = ":
-      assert (words in text) == stated["private"]
-    assert stated["noise_source"] in text
-    assert f"one {unit}" in text
-
-  @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0, 8.0])
-  def test_a_card_states_no_more_noise_than_there_is(self, tmp_path, epsilon):
-    info = sample_info()
-    receipt = write_head(tmp_path / "h", trained_head(epsilon), info)
-
-    card = render_card(receipt)
-
-    (printed,) = re.findall(r"a noise multiplier of ([0-9.]+) ", card)
-    assert float(printed) <= receipt["follows"]["noise_multiplier"]
-
-  def test_it_says_what_it_rests_on(self, folder, text):
-    stated = read_head(folder).stated
-
-    is_uncharged = stated["charge"] is None
-    assert ("No ledger was charged" in text) == is_uncharged
-    has_start = "start_sha256" in stated["options"]
-    assert ("public start" in text) == has_start
-    are_labels = "labels" in stated["num_classes_source"]
-    assert ("read off the private labels" in text) == are_labels
-
-  def test_it_says_what_is_not_protected_and_how_to_load(self, text):
-    assert "What is not protected" in text
-    assert "load_head" in text
-
-  @pytest.mark.parametrize(
-    ("part", "size"),
-    [
-      (Part(), ", 300 examples |"),
-      (Part(0, 80), ", about 240 examples, 80 % of the data set |"),
-    ],
-  )
-  def test_of_a_part_it_says_about_how_many_examples(
-    self, tmp_path, part, size
-  ):
-    write_head(tmp_path / "head", trained_head(), sample_info(), part)
-
-    assert size in (tmp_path / "head" / "README.md").read_text()
-
-  def test_names_do_not_make_markdown(self, tmp_path):
-    info = sample_info(dataset="a|b `c` <script> [x](y) *z*", split="#1")
-    write_head(tmp_path / "head", trained_head(), info)
-
-    text = (tmp_path / "head" / "README.md").read_text()
-    (row,) = [
-      line for line in text.splitlines() if line.startswith("| private data")
-    ]
-    assert r"a\|b \`c\` \<script\> \[x\](y) \*z\*, split \#1" in row
-
-
-class TestRightGuesses:
-  def test_the_best_test_of_two_gaussians_is_below_the_bound(self):
-    mu = 1.0
-    epsilon = 2.0
-    likelihood_ratio_test = norm.cdf(mu / 2)
-
-    bound = right_guesses(epsilon, float(delta_of(mu, epsilon)))
-
-    assert likelihood_ratio_test < bound
-
-  def test_the_bound_has_its_limits(self):
-    assert right_guesses(1e9, 0.1) == 1.0
-    assert np.isclose(right_guesses(0.0, 0.02), 0.51)
-
-  @pytest.mark.parametrize(
-    ("epsilon", "sentence"),
-    [
-      (8.0, "at most 99.97 % of the time."),
-      (20.0, "at most 99.9999998 % of the time: at so large an epsilon this"),
-    ],
-  )
-  def test_a_card_bounds_guesses_below_100_at_any_epsilon(
-    self, private_folder, epsilon, sentence
-  ):
-    receipt = json.loads((private_folder / "receipt.json").read_text())
-    receipt["follows"]["epsilon"] = epsilon
-    receipt["stated"]["delta"] = 1e-12
-
-    assert sentence in render_card(receipt)

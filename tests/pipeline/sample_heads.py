@@ -1,23 +1,29 @@
 """Heads, made in a moment, of the same classes that training makes."""
 
 import json
+import math
 import pathlib
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from scipy.stats import norm
 
+from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.format import CacheInfo
 from oneshot_dp.linear_dp.accounting import epsilon_of, mu_squared_from_epsilon
 from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.linear_dp.private_sums import Release
 from oneshot_dp.linear_dp.train import TrainedHead
+from oneshot_dp.pipeline.heads.head_folder import write_head
 from oneshot_dp.pipeline.heads.model_card import render_card
 from oneshot_dp.pipeline.heads.receipt import derive
 from oneshot_dp.pipeline.ledger.entries import ChargeRequest, LedgerEntry
 
 D, K = 4, 3
+CHARGE_ID = "c".zfill(32)
+PARENT_ID = "e".zfill(32)
 
 
 def sample_info(**changes):
@@ -114,3 +120,55 @@ def fit(folder, **stated):
 def heads_in(folder):
   """The weights of all heads of a run."""
   return sorted(pathlib.Path(folder).rglob("head.safetensors"))
+
+
+def write_private(folder):
+  write_head(folder, trained_head(2.0), sample_info(), charge_id=CHARGE_ID)
+
+
+def write_uncharged(folder):
+  write_head(folder, trained_head(0.5, delta=1e-7), sample_info())
+
+
+def write_of_units(folder):
+  info = sample_info(unit="patient", views={"count": 4})
+  write_head(folder, trained_head(), info, Part.parse("[10%:80%]"))
+
+
+def write_seeded(folder):
+  info = sample_info(num_classes_source="labels (treated as public)")
+  write_head(folder, trained_head(seed=7), info, charge_id=CHARGE_ID)
+
+
+def write_baseline(folder):
+  baseline = trained_head(noise=False)
+  write_head(folder, baseline, sample_info(), charge_id=CHARGE_ID)
+
+
+def write_continued(folder):
+  options = {"balanced": True, "start_sha256": "a".zfill(64)}
+  write_head(
+    folder,
+    trained_head(8.0, options=options),
+    sample_info(),
+    charge_id=CHARGE_ID,
+    parent_charge_id=PARENT_ID,
+  )
+
+
+HEAD_WRITERS = {
+  "private": write_private,
+  "uncharged": write_uncharged,
+  "of units": write_of_units,
+  "seeded": write_seeded,
+  "baseline": write_baseline,
+  "continued": write_continued,
+}
+"""What writes a head of each kind into a folder."""
+
+
+def delta_of(mu, epsilon):
+  """Balle & Wang, theorem 8, by SciPy."""
+  near = norm.cdf(mu / 2 - epsilon / mu)
+  far = norm.cdf(-mu / 2 - epsilon / mu)
+  return near - math.exp(epsilon) * far

@@ -1,8 +1,8 @@
-"""Finds the split (train, test …) of files, columns and rows by their names.
+"""Finds the split (train, test …) of files, by their names and folders.
 
 `extract` and `import` share these rules. The split of a file follows from its
-name and those of its folders. All rows of a file are of one split, so columns
-that may say otherwise are looked at, and nothing else of them is used.
+name and those of its folders: all rows of a file are of one split. What columns
+say of it is looked at in `split_columns`.
 """
 
 import os
@@ -10,7 +10,6 @@ import re
 import sys
 import urllib.parse
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.extract.sources.annotations.labels import resolve_choice
@@ -22,15 +21,10 @@ from oneshot_dp.extract.sources.location import advice
 _SPLIT_NAMES = frozenset(
   ("train", "training", "test", "testing", "val", "valid", "validation")
 )
-_SPLIT_COLUMNS = frozenset(
+SPLIT_COLUMNS = frozenset(
   ("split", "subset", "partition", "fold", "set", "usage")
 )
-# Whether 0 and 1 in such a column say it is known where all other words of its
-# name are of these: is_test, in_train, test_mask, but not is_covid_test.
-_FLAG_WORDS = frozenset(
-  ("is", "in", "for", "mask", "set", "split", "flag", "row", "image")
-)
-_LIKE_SPLIT_COLUMNS = _SPLIT_COLUMNS | {"splits", "phase", "dataset"}
+"""Names of columns, in lower case, whose values are most likely splits."""
 _WORD_ENDS = re.compile(r"[/._ =-]+|(?<=[a-z])(?=[A-Z])")
 # train, Train2, testset, val2017. Files are called after more splits than
 # folders are, which may be classes, or the place of somebody's work (dev).
@@ -46,9 +40,6 @@ _ONE_SPLIT = {
   "valid": "val",
   "evaluation": "eval",
 }
-_INDEX_WORDS = frozenset(("idx", "index", "indexes", "indices", "inds", "ids"))
-_YES_OR_NO = {"false": 0, "no": 0, "0": 0, "true": 1, "yes": 1, "1": 1}
-_NUMBER = re.compile(r"[0-9]{1,18}")  # of a fold: no more fits into 64 bits
 _SHARD = re.compile(r"([^\W_][\w.]*)-\d+-of-\d+[^/]*$")
 _SHARD_NUMBER = re.compile(r"(.*)-(\d+)-of-(\d+)[^/]*")
 _FILE_NUMBER = re.compile(r"(.*?)(0\d{2,}|[1-9]\d{2,})")
@@ -63,19 +54,26 @@ def is_split(name: str) -> bool:
 
 def is_split_column(name: str) -> bool:
   """Whether a column of this name may say of which split each row is."""
-  return _own_name(name).casefold() in _SPLIT_COLUMNS
+  return own_name(name).casefold() in SPLIT_COLUMNS
 
 
-def _own_name(name: str) -> str:
+def own_name(name: str) -> str:
   """The name of a field within another without the other's: meta.split."""
   return name.rpartition(".")[2]
 
 
-def may_say_split(name: str) -> bool:
-  """Whether values of a column are worth a look, as they may be of splits."""
-  name = _own_name(name)
-  words = {word.lower() for word in _WORD_ENDS.split(name)}
-  return bool(words & _LIKE_SPLIT_COLUMNS or split_words(name))
+def is_split_word(word: str) -> bool:
+  """Whether a word is one of a split, with or without a number: Train2."""
+  return _SPLIT_WORD.fullmatch(word) is not None
+
+
+def words_of(name: str) -> list[str]:
+  """The words of a name: at its separators, and at capitals in it.
+
+  >>> words_of("is_trainSet")
+  ['is', 'train', 'Set']
+  """
+  return _WORD_ENDS.split(name)
 
 
 def split_words(name: str) -> dict[str, str]:
@@ -85,205 +83,12 @@ def split_words(name: str) -> dict[str, str]:
   ({'train': 'train'}, {'Test': 'test'}, {})
   """
   words: dict[str, str] = {}
-  for word in _WORD_ENDS.split(name):
+  for word in words_of(name):
     match = _SPLIT_WORD.fullmatch(word)
     if match is not None:
       split = match[1].lower()
       words[word] = _ONE_SPLIT.get(split, split)
   return words
-
-
-def split_of_columns(names: Iterable[str | None]) -> str:
-  """The split that columns are named after, as X_test is; "" if they are not.
-
-  Args:
-    names: of the columns that a flag names; None for the usual ones.
-  """
-  for name in names:
-    for split in split_words(name or "").values():
-      return split
-  return ""
-
-
-def refuse_differing_splits(
-  place: str, split: str | None, columns: Sequence[str]
-) -> None:
-  """Raises InputError for columns of one row that are named after two splits.
-
-  Args:
-    place: where they are, for the message.
-    split: that a flag names; None if none does.
-    columns: their names, such as X_train and y_test.
-  """
-  names = list(columns)
-  if split is not None:
-    names.append(f"--split {split}")
-  splits: set[str] = set()
-  for name in names:
-    words = set(split_words(name).values())
-    if len(words) == 1:  # train_and_test is of no one split
-      splits |= words
-  if len(splits) > 1:
-    raise InputError(
-      f"{place!r}: {format_names(names)} are of different splits: name one"
-      " split."
-    )
-
-
-def check_splits(
-  place: str, split: str, column: str, values: Iterable[Any]
-) -> None:
-  """Refuses, or warns of, rows of several splits, which are read as one.
-
-  It warns of rows of another split than their file, too.
-
-  Args:
-    place: where the rows are, for the message.
-    split: which they are read as.
-    column: the column, array or field that may say the split of each row.
-    values: of this column, of all rows.
-
-  Raises:
-    InputError: some rows are of one split (train, test …), some of another.
-  """
-  # Which rows are read follows from the names of files alone, so all would be
-  # one split, and a test set would be trained on.
-  words, numbers = _words_and_numbers(values)
-  splits = sorted(word for word in words if _SPLIT_WORD.fullmatch(word))
-  # Of a column that is called so, one split among other values is enough.
-  needed = 1 if is_split_column(column) else 2
-  names_splits = len(words) > 1 and len(splits) >= needed
-  is_flag = _is_flag_of_split(column) and numbers == {0, 1}
-  if names_splits or is_flag:
-    shown = ", ".join(map(ascii, splits or sorted(numbers)))
-    raise InputError(
-      f"{place!r} has rows of several splits in its column {column!r}"
-      f" ({shown} …): write a file of each, or drop the column."
-    )
-  if len(words) == 1:
-    (word,) = words
-    _warn_of_another_split(place, split, column, word)
-  # What numbers stand for is not known: splits, or folds of training rows.
-  is_doubtful = is_split_column(column) or _is_flag_of_split(column)
-  name = _own_name(column)
-  if len(numbers) > 1 and (is_doubtful or name in split_words(name)):
-    print(
-      f"WARNING: {escaped(place)}: the column {column!r} has several values,"
-      " and is not used: all rows are read as one split; if it says which of"
-      " them are for tests, write a file of each split.",
-      file=sys.stderr,
-    )
-
-
-def check_folder_splits(
-  place: str,
-  split: str,
-  paths: Iterable[str],
-  root: str,
-  used: Sequence[str | None],
-) -> None:
-  """Refuses, or warns of, files of several splits by the names of folders.
-
-  Folders that are called `is_test=1` or `fold=0` are columns of their files.
-
-  Args:
-    place: where the files are, for the message.
-    split: which they are read as.
-    paths: of the files.
-    root: the folder of the data set; those above it are not looked at.
-    used: columns that say something else of each row, such as its label.
-
-  Raises:
-    InputError: some files are of one split (train, test …), some of another.
-  """
-  values_of: dict[str, set[str]] = {}
-  for path in paths:
-    for column, value in partition_columns(path, root).items():
-      if may_say_split(column) and column not in used:
-        values_of.setdefault(column, set()).add(value)
-  for column, values in values_of.items():
-    check_splits(place, split, column, values)
-
-
-def _words_and_numbers(values: Iterable[Any]) -> tuple[set[str], set[int]]:
-  """The different values of a column: words, and numbers with yes and no."""
-  words: set[str] = set()
-  numbers: set[int] = set()
-  for value in set(values):
-    if isinstance(value, int):  # a truth value is one, too
-      numbers.add(int(value))
-    elif isinstance(value, str) and value.lower() in _YES_OR_NO:
-      numbers.add(_YES_OR_NO[value.lower()])
-    elif isinstance(value, str) and _NUMBER.fullmatch(value):
-      numbers.add(int(value))
-    elif isinstance(value, str):
-      words.add(value)
-  return words, numbers
-
-
-def _warn_of_another_split(
-  place: str, split: str, column: str, word: str
-) -> None:
-  """Warns where the word that all rows have is another split than `split`."""
-  stated = set(split_words(word).values())
-  read_as = set(split_words(split).values())
-  if stated and read_as and stated != read_as:
-    print(
-      f"WARNING: {escaped(place)}: the column {column!r} says that all rows are"
-      f" of the split {min(stated)!r}, and they are read as {split!r}.",
-      file=sys.stderr,
-    )
-
-
-def warn_of_indices(place: str, names: Iterable[str]) -> None:
-  """Warns of arrays such as train_idx, which say the split of each row.
-
-  Args:
-    place: where they are, for the message.
-    names: of all arrays that lie beside the rows.
-  """
-  found: list[str] = []
-  for name in names:
-    words = {word.lower() for word in _WORD_ENDS.split(name)}
-    if words & _INDEX_WORDS and split_words(name):
-      found.append(name)
-  if found:
-    print(
-      f"WARNING: {escaped(place)}: {format_names(found)} not used: all rows are"
-      " read as one split; if they choose rows, write a file of each split.",
-      file=sys.stderr,
-    )
-
-
-def warn_of_unread_splits(place: str, columns: Iterable[str]) -> None:
-  """Warns of columns that may say the split of each row, by their names alone.
-
-  Args:
-    place: where they are, for the message.
-    columns: those that are not used, and whose values are read later.
-  """
-  found: list[str] = []
-  for column in sorted(columns):
-    if is_split_column(column) or _is_flag_of_split(column):
-      found.append(column)
-  if found:
-    print(
-      f"WARNING: {escaped(place)}: {format_names(found)} not used: all rows are"
-      " read as one split; if that says which of them are for tests, prepare a"
-      " split of each.",
-      file=sys.stderr,
-    )
-
-
-def _is_flag_of_split(name: str) -> bool:
-  """Whether 1 in a column of this name says that a row is of a split."""
-  name = _own_name(name)
-  splits = split_words(name)
-  others = {word.lower() for word in _WORD_ENDS.split(name)}
-  others -= {word.lower() for word in splits}
-  if not others or not others <= _FLAG_WORDS:
-    return False
-  return bool({"train", "test", "val"} & set(splits.values()))
 
 
 def partition_columns(path: str, root: str) -> dict[str, str]:
@@ -337,7 +142,7 @@ def split_of_path(path: str) -> str:
   if sharded and sharded[1] != "data":
     return sharded[1]
   folder, name = os.path.split(stem)
-  for word in reversed(_WORD_ENDS.split(name)):
+  for word in reversed(words_of(name)):
     match = _SPLIT_WORD.fullmatch(word)
     if match is not None:
       return match[1]

@@ -20,10 +20,8 @@ from oneshot_dp.extract.sources.annotations.labels import (
   class_labels,
   resolve_choice,
 )
-from oneshot_dp.extract.sources.annotations.splits import (
-  may_say_split,
-  partition_columns,
-)
+from oneshot_dp.extract.sources.annotations.split_columns import may_say_split
+from oneshot_dp.extract.sources.annotations.splits import partition_columns
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.limits import check_rows
 from oneshot_dp.extract.sources.listed_files import File

@@ -21,7 +21,7 @@ from oneshot_dp.configs.extract_config import PreprocessConfig, SourceConfig
 from oneshot_dp.extract import storage
 from oneshot_dp.extract.cache.format import INFO_FILE
 from oneshot_dp.extract.cache.shard_file import CacheJob, read_shard
-from oneshot_dp.extract.job import on_beam, shard, worker
+from oneshot_dp.extract.job import beam_options, on_beam, shard, worker
 from oneshot_dp.extract.job.job import absolute_job, run_extraction
 from oneshot_dp.extract.sources.open_source import open_source
 from tests.cluster.processes import free_port
@@ -115,9 +115,9 @@ def test_words_that_no_engine_takes_are_refused_for_any_runner(tmp_path):
     ["--runner=DataflowRunner", "--projekt=x"],
   ):
     with refused("is neither a flag of this command nor a Beam option"):
-      on_beam.pipeline_options(words)
+      beam_options.pipeline_options(words)
   engine = ["--runner=FlinkRunner", "--flink_master=x", "--parallelism=2"]
-  on_beam.pipeline_options(engine)
+  beam_options.pipeline_options(engine)
 
 
 def test_workers_are_given_absolute_paths(photos, tmp_path, monkeypatch):

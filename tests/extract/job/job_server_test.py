@@ -16,13 +16,13 @@ from apache_beam.options.pipeline_options import StandardOptions
 
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.job import on_beam
+from oneshot_dp.extract.job.beam_options import pipeline_options
 from oneshot_dp.extract.job.job import run_extraction
 from oneshot_dp.extract.job.job_server import (
   LOCAL_RUNNER,
   check_engine,
   ends_with_command,
 )
-from oneshot_dp.extract.job.on_beam import pipeline_options
 from tests.cluster.processes import free_port
 from tests.extract.job.jobs import job_of, write_folder
 

@@ -137,3 +137,18 @@ def write_tar(path: pathlib.Path, members: Mapping[str, bytes | None]) -> None:
         info.type = tarfile.SYMTYPE
         info.linkname = "b.png"
       tar.addfile(info, io.BytesIO(data or b""))
+
+
+def write_named_files(folder: pathlib.Path, names: str) -> list[str]:
+  """Tables of one image each, whose bytes are the name of the file."""
+  paths = names.split()
+  for path in paths:
+    write_table(folder / path, [path.encode()], label=[0])
+  return paths
+
+
+def write_npz(path: pathlib.Path, **others: Any) -> pathlib.Path:
+  """Writes an npz of four images of two classes, and other arrays."""
+  images = np.full((4, 2, 2, 3), 99, np.uint8)
+  np.savez(path, image=images, label=np.array([0, 1, 0, 1]), **others)
+  return path

@@ -121,3 +121,12 @@ def test_indices_of_a_class_label_are_not_warned_of(tmp_path, capsys):
   open_dataset(tmp_path / "pets.parquet")
 
   assert "label 0" not in capsys.readouterr().err
+
+
+def test_one_class_is_warned_of(tmp_path, capsys):
+  write_table(tmp_path / "pets.parquet", [b"a", b"b"], label=[0, 0])
+
+  open_dataset(tmp_path / "pets.parquet", class_names=("cat",))
+
+  warning = "has one class, 'cat', and no head can be trained on one"
+  assert warning in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Names of owners: what becomes one number, and what may be one person."""
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,3 +139,14 @@ def test_owners_of_a_table_are_checked_as_those_of_a_folder(tmp_path, suffix):
 
   with refused("the who 'anna, bo' is several of the others"):
     open_dataset(path, num_classes=2, units="who")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tar"])
+def test_owners_of_two_kinds_in_two_files_are_refused(tmp_path, kind):
+  """Else 7 and "7" would be two, and each be protected in half of the rows."""
+  for name, owners in (("a", [7, 8]), ("b", ["7", "8"])):
+    columns: dict[str, Any] = {"label": [0, 1], "user": owners}
+    write_table(tmp_path / f"{name}.{kind}", [b"a", b"b"], **columns)
+
+  with refused("--units 'user' must be all integers .* in all files"):
+    open_dataset(tmp_path, num_classes=2, units="user")
