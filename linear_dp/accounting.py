@@ -63,9 +63,12 @@ def check_budget(
   _check_number(flag, epsilon)
   # NaN fails the comparison, too, so it is refused here.
   if not 0 < epsilon <= _MAX_EPSILON:
+    advice = ""
+    if epsilon == math.inf:
+      advice = "; `oneshot-dp sweep --baseline` makes a head without privacy"
     raise InputError(
-      f"{flag}={epsilon:g} must be positive, and at most {_MAX_EPSILON:g};"
-      " `oneshot-dp sweep` makes a head without privacy, a baseline."
+      f"{flag}={epsilon:g} must be positive, and at most"
+      f" {_MAX_EPSILON:g}{advice}."
     )
   if epsilon > LARGE_EPSILON and not allow_weak_privacy:
     raise InputError(

@@ -58,10 +58,15 @@ class PrivateHead:
   def __repr__(self) -> str:
     feature_dim, num_classes = self.head.kernel.shape
     warning = "" if self.trained.private else ", NOT PRIVATE"
+    epsilon = self.trained.epsilon
+    if epsilon is not None:
+      # A head that is read from a folder has the epsilon that follows from its
+      # noise, a hair below the one that was asked for: 1.999999998903516.
+      epsilon = accounting.format_rounded_up(epsilon)
     return (
       f"PrivateHead({self.trained.name}, feature_dim={feature_dim},"
-      f" num_classes={num_classes}, epsilon={self.trained.epsilon},"
-      f" delta={self.trained.delta}{warning})"
+      f" num_classes={num_classes}, epsilon={epsilon},"
+      f" delta={self.trained.delta:g}{warning})"
     )
 
   def logits(self, embeddings: Any) -> Float[np.ndarray, "n K"]:

@@ -71,7 +71,11 @@ def backbone_of(
   # answers that look like any, so what is loaded must be the same to the bit.
   identity = saved.stated["backbone"]
   if not identity.get("preprocess"):
-    raise InputError(f"{UNKNOWN_EMBEDDINGS}: give a cache of them.")
+    raise InputError(
+      f"{UNKNOWN_EMBEDDINGS}: give a cache of them, which `oneshot-dp import`"
+      " makes if there are labels; in Python,"
+      " oneshot_dp.load_head(…).predict(embeddings) needs none."
+    )
   name = backbone or identity["name"]
   embedding = identity.get("layer")
   if identity.get("code_sha256") or ".py:" in name:

@@ -49,7 +49,10 @@ from oneshot_dp.extract.cache.tfds_metadata import tfds_files
 JOB_FILE = "job.json"
 """Names of files that a finished cache does not have begin with "job."."""
 _SHOWN_DIFFERENCES = 3
-_WORDS_OF_FIELDS = {"source_num_examples": "the number of images"}
+_WORDS_OF_FIELDS = {
+  "source_num_examples": "the number of images",
+  "num_classes_source": "where the number of classes is known from",
+}
 _SHOWN_CHARACTERS = 60
 
 

@@ -9,6 +9,7 @@ the command is refused, or goes to Beam if Beam knows it.
 import argparse
 import dataclasses
 import difflib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -92,6 +93,16 @@ class _Parser(argparse.ArgumentParser):
     raise InputError(
       f"{message.removeprefix('argument ')}; see {self.prog} --help."
     )
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+  """Lays out the help as argparse does, but breaks no word at a hyphen."""
+
+  def _split_lines(self, text: str, width: int) -> list[str]:
+    # argparse would write `--private-` on one line and `eval` on the next:
+    # then the flag is neither found nor copied.
+    words = " ".join(text.split())
+    return textwrap.wrap(words, width, break_on_hyphens=False)
 
 
 class _StoreOnce(argparse.Action):
@@ -255,7 +266,7 @@ def _new_parser(name: str) -> _Parser:
     add_help=False,
     allow_abbrev=False,
     argument_default=argparse.SUPPRESS,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+    formatter_class=_HelpFormatter,
   )
 
 

@@ -184,7 +184,7 @@ def _check_unit(
   raise InputError(
     f"{dataset!r} is charged per {first}, and this would be charged per"
     f" {other}: the two do not add up, and what was released before cannot be"
-    f" changed. Go on per {first}, with a cache {as_before}; or begin anew"
+    f" changed. Continue per {first}, with a cache {as_before}; or start again"
     " under another name, with images of which nothing was released."
   )
 

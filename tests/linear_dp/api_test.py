@@ -124,7 +124,7 @@ def test_repr_of_a_head_states_its_guarantee_and_shows_no_numbers_of_rows(
   loose_head, kind
 ):
   assert repr(loose_head) == (
-    f"PrivateHead({kind}, feature_dim=6, num_classes=4, epsilon=18.0,"
+    f"PrivateHead({kind}, feature_dim=6, num_classes=4, epsilon=18,"
     " delta=0.0001)"
   )
 

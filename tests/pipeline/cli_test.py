@@ -75,6 +75,14 @@ class TestWords:
     said = run_python("-m", "oneshot_dp", "train", "--help", COLUMNS=columns)
     assert "--epsilon" in said
 
+  @pytest.mark.parametrize("command", ["extract", "evaluate"])
+  def test_help_in_a_terminal_of_80_columns_breaks_no_word_at_a_hyphen(
+    self, capsys, monkeypatch, command
+  ):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = succeeds(capsys, command, "--help")[0].splitlines()
+    assert [line for line in lines if line.endswith("-")] == []
+
   @pytest.mark.parametrize("words", ["help train", "train -h", "--help train"])
   def test_help_of_a_command_in_any_form_is_the_same(self, capsys, words):
     expected = succeeds(capsys, "train", "--help")

@@ -35,7 +35,7 @@ TRAIN --cache file://host/x -> file://host/x is a file of a machine called host
 TRAIN --epsilon one -> --epsilon 'one' is not a number:
 TRAIN --epsilon 0.5,2 -> train takes one epsilon, and sweep --epsilons 0.5 2 ta
 TRAIN --epsilon 0 -> --epsilon=0 must be positive
-TRAIN --epsilon inf -> `oneshot-dp sweep` makes a head without privacy
+TRAIN --epsilon inf -> `oneshot-dp sweep --baseline` makes a head without
 TRAIN --epsilon 30 -> --epsilon=30 is more than 20 and protects almost nobody:
 TRAIN --delta 0 -> delta=0.0 must lie strictly between 0 and 1.
 TRAIN --delta 0.1 -> delta=0.1 is not below 1/n = 0.0056: such a

@@ -111,22 +111,32 @@ def _advice_about(stray: str, images: Sequence[str]) -> str:
   """Advises what to do about a path in a table that no image has."""
   if stray.replace("\\", "/") in images:
     return "write / between folders, and not a backslash"
-  # Most often the folder of the class was left out.
-  file_name = posixpath.basename(stray)
-  for image in images:
-    if posixpath.basename(image) == file_name:
+  # Most often the folder of the class was left out, or the suffix. In a folder
+  # that is right, only its own files are looked at: where dog/1.jpg was
+  # removed, its row is to go, although there is a cat/1.jpg.
+  folder = posixpath.dirname(stray)
+  neighbors = [im for im in images if posixpath.dirname(im) == folder]
+  for image in neighbors or images:
+    if _stem(image) == _stem(stray):
       return (
-        f"write paths as from the folder of the data set, such as {image!r}"
+        "write paths as from the folder of the data set, with their suffix,"
+        f" such as {image!r}"
       )
   return "remove their rows"
+
+
+def _stem(path: str) -> str:
+  """The name of a file without its folders and suffix, in small letters."""
+  return posixpath.splitext(posixpath.basename(path))[0].casefold()
 
 
 def _warn_of_shared_images(units: str, owners_of: dict[str, list[str]]) -> None:
   """Warns that the guarantee changes, which one line too many can cause."""
   shared = [image for image in owners_of if len(owners_of[image]) > 1]
+  images = "1 image" if len(shared) == 1 else f"{len(shared):,} images"
   print(
-    f"WARNING: {escaped(units)} names several owners of {len(shared):,} images,"
-    f" such as {format_names(sorted(shared)[:3])}: the promise is then to each"
+    f"WARNING: {escaped(units)} names several owners of {images}, such"
+    f" as {format_names(sorted(shared)[:3])}: the promise is then to each"
     " owner, and WHO IS IN WHICH IMAGE IS NOT PROTECTED; if that is a slip,"
     " fix the table.",
     file=sys.stderr,
@@ -214,7 +224,11 @@ def _read_owners(path: str) -> tuple[str, dict[str, list[str]]]:
         f"{path!r} names more than {MAX_OWNERS:,} owners of {file!r}."
       )
     if row[1] in owners:
-      raise InputError(f"{path!r} has {file!r} more than once with one {unit}.")
+      raise InputError(
+        f"{path!r} has {file!r} more than once with one {unit}: leave one line;"
+        " or, if these are files of one name in several folders, write their"
+        " folders, as in cat/1.jpg."
+      )
     owners.append(row[1])
   _refuse_alike(path, owners_of)
   return unit, owners_of

@@ -45,6 +45,11 @@ JOB = CacheJob(info=INFO, extra_identity="listing")
     ({"split": "test"}, "listing", 'split is "train" there and "test" now'),
     ({"views": {"count": 2}}, "listing", "views is null there"),
     ({"backbone": {"name": "vit_ti16"}}, "listing", 'backbone.layer is "cls"'),
+    (
+      {"num_classes_source": "labels (treated as public)"},
+      "listing",
+      'where the number of classes is known from is "class_names" there',
+    ),
   ],
 )
 def test_another_job_is_refused(tmp_path, finished, changes, listing, said):

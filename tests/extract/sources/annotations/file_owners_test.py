@@ -81,7 +81,13 @@ def test_a_table_or_an_expression_gives_each_owner_one_number(pets, table):
     ("(?P<patient>bo)_", "finds no patient in .*'cat/anna_1.png', 'd"),
     (WHOLE + "dog/9.png,bo\n", "files that are not in .*: 'dog/9.png'; rem"),
     (WHOLE + "bo_2.png,bo\n", "paths as from .*, such as 'cat/bo_2.png'"),
-    (WHOLE + "./cat/bo_2.png,bo\n", "has 'cat/bo_2.png' more than once with"),
+    (WHOLE + "BO_2,bo\n", "with their suffix, such as 'cat/bo_2.png'"),
+    (WHOLE + "cat/bo_2,bo\n", "with their suffix, such as 'cat/bo_2.png'"),
+    (WHOLE + "dog/deep/bo_2.png,bo\n", "'dog/deep/bo_2.png'; remove their"),
+    (
+      WHOLE + "./cat/bo_2.png,bo\n",
+      "has 'cat/bo_2.png' more than once with .*: leave one",
+    ),
     (WHOLE + "x\n", "'x' has 1 fields, not 2"),
     (WHOLE.split("\n", 1)[1], 'first line must be "file", a comma'),
     (WHOLE.replace(",", ";"), "begins with 'file;patient'"),
@@ -175,7 +181,7 @@ def test_a_table_of_several_owners_is_warned_of(pets, capsys):
 
   warning = capsys.readouterr().err
 
-  assert "names several owners of 1 images, such as 'cat/bo_2.png'" in warning
+  assert "names several owners of 1 image, such as 'cat/bo_2.png'" in warning
   assert "WHO IS IN WHICH IMAGE IS NOT PROTECTED" in warning
 
 
