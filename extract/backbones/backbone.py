@@ -17,13 +17,19 @@ from oneshot_dp.configs.extract_config import ComputeDtype, PreprocessConfig
 from oneshot_dp.extract.backbones import user_function
 from oneshot_dp.extract.backbones.family import FAMILIES
 from oneshot_dp.extract.backbones.kinds import BackboneSpec
-from oneshot_dp.extract.backbones.names import backbone_spec, nearest_names
+from oneshot_dp.extract.backbones.names import (
+  backbone_spec,
+  names_of_same_arrays,
+  names_of_timm,
+  nearest_names,
+)
 from oneshot_dp.extract.backbones.network_files import (
   load_network,
   read_without_classifier,
 )
 from oneshot_dp.extract.backbones.pretrained_config import (
-  published_preprocessing,
+  PublishedConfig,
+  published_config,
 )
 from oneshot_dp.extract.images import Preprocessing
 from oneshot_dp.extract.known_weights import remember_location
@@ -71,6 +77,7 @@ class Backbone:
   preprocessing_source: str | None = None
   license: str | None = None
   resized_positions: str = ""
+  names_alike: tuple[str, ...] = ()
 
   @property
   def identity(self) -> dict[str, Any]:
@@ -120,6 +127,19 @@ class Backbone:
     if self.license is not None:
       summary += f"; license of the weights: {self.license}"
     return summary
+
+  @property
+  def doubt(self) -> str:
+    """A warning of weights that may be those of another backbone, or ""."""
+    if not self.names_alike:
+      return ""
+    others = " or ".join(self.names_alike)
+    if self.name.startswith("vit"):
+      others += " (or DINO or MAE, which are prepared as DeiT)"
+    return (
+      f"nothing but the name says that these are the weights of {self.name}:"
+      f" those of {others} have the same shapes, and are computed otherwise"
+    )
 
 
 def _joined(channels: tuple[float, float, float]) -> str:
@@ -237,16 +257,20 @@ def load_backbone(
   path = local_weights(location, weights_sha256)
   # Where a receipt states how images were prepared, nothing else is asked: a
   # head fits that and nothing else.
+  published = None
   if isinstance(preprocess, Preprocessing):
     preprocessing = preprocess
     source = "the request"
   else:
-    preprocessing, source = _preprocessing_of_weights(spec, location, path)
+    published = published_config(location, path)
+    preprocessing, source = _preprocessing_of_weights(spec, published)
     preprocessing = preprocessing.changed(preprocess)
   loaded = load_network(spec, path, embedding, compute_dtype, preprocessing)
   network = loaded.network
+  names_alike: list[str] = []
   if weights is not None:
     remember_location(loaded.sha256, weights)
+    names_alike = _names_alike(spec, published, is_google=loaded.is_google)
   apply = apply_function(network, preprocessing)
   side = preprocessing.image_size
   # The dimension of embeddings is asked of the network itself, without
@@ -270,6 +294,7 @@ def load_backbone(
     preprocessing_source=source,
     license=spec.license,
     resized_positions=loaded.resized_positions,
+    names_alike=tuple(names_alike),
   )
 
 
@@ -286,14 +311,17 @@ def default_preprocessing(spec: BackboneSpec) -> Preprocessing:
 
 
 def _preprocessing_of_weights(
-  spec: BackboneSpec, location: str, path: pathlib.Path
+  spec: BackboneSpec, published: PublishedConfig | None
 ) -> tuple[Preprocessing, str]:
-  """Finds how images are prepared for a weights file, and what states it."""
+  """Finds how images are prepared for a weights file, and what states it.
+
+  InputError: what states it says that the weights are of another network.
+  """
   by_name = default_preprocessing(spec)
-  published = published_preprocessing(location, path)
   if published is None:
     return by_name, f"the name {spec.name}"
-  preprocessing, place = published
+  _refuse_weights_of_another_name(spec, published)
+  preprocessing = published.preprocessing
   if spec.keeps_image_size:
     preprocessing = dataclasses.replace(
       preprocessing,
@@ -301,7 +329,35 @@ def _preprocessing_of_weights(
       resize=by_name.resize,
       keep_aspect=by_name.keep_aspect,
     )
-  return preprocessing, place
+  return preprocessing, published.place
+
+
+def _refuse_weights_of_another_name(
+  spec: BackboneSpec, published: PublishedConfig
+) -> None:
+  """Refuses weights whose config.json names a network of other functions.
+
+  OpenAI's CLIP has quick-GELU, and LAION's has arrays of the same shapes.
+  """
+  names = names_of_timm(published.timm)
+  others = [backbone_spec(name) for name in names]
+  if others and all(
+    other.model_kwargs != spec.model_kwargs for other in others
+  ):
+    raise InputError(
+      f"backbone {spec.name}: {published.place} says that the weights are"
+      f" {escaped(published.timm)[:200]}: give the name"
+      f" {' or '.join(names)}."
+    )
+
+
+def _names_alike(
+  spec: BackboneSpec, published: PublishedConfig | None, *, is_google: bool
+) -> list[str]:
+  """Other names that given weights may be of, for all that is known."""
+  if is_google or (published and names_of_timm(published.timm)):
+    return []
+  return names_of_same_arrays(spec, images_are_known=published is not None)
 
 
 def timm_tensors(backbone: Backbone) -> Arrays:
@@ -322,9 +378,10 @@ def timm_tensors(backbone: Backbone) -> Arrays:
   family = FAMILIES[spec.family]
   # Read again rather than kept: the network has only what it reads, transposed,
   # and with constants multiplied in.
-  arrays, sha256 = read_without_classifier(path, family, backbone.preprocessing)
-  if sha256 != backbone.weights_sha256:
+  file = read_without_classifier(path, family, backbone.preprocessing)
+  if file.sha256 != backbone.weights_sha256:
     raise InputError(f"{escaped(str(path))} has changed since it was read.")
+  arrays = file.arrays
   if spec.family == "vit":
     side = backbone.preprocessing.image_size
     arrays = family.adapt_weights(backbone.network, arrays, side)

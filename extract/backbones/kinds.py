@@ -61,6 +61,14 @@ class BackboneSpec:
   std: tuple[float, float, float] = HALF
   keeps_image_size: bool = False
 
+  @property
+  def network_name(self) -> str:
+    """What `Family.inferred_name` calls this network, whoever trained it."""
+    if self.network_prefix is None:
+      return self.name
+    size = self.name.rpartition("_")[2]
+    return f"{self.network_prefix}{size}"
+
 
 _VIT_SIZE = "(ti|s|b|l|h|g|so400m)[1-9][0-9]?"
 

@@ -310,6 +310,52 @@ def backbone_spec(name: str) -> BackboneSpec:
   )
 
 
+def names_of_timm(timm: str) -> list[str]:
+  """Returns the listed names of weights that timm publishes under a name.
+
+  Args:
+    timm: architecture and tag; whether the former says quick-GELU or not does
+      not matter, as timm's own files do not agree on it.
+
+  >>> names_of_timm("vit_base_patch16_clip_224.openai")
+  ['clip_b16']
+  """
+  wanted = timm.replace("_quickgelu", "")
+  names: list[str] = []
+  for spec in _SPECS.values():
+    if spec.timm is not None and spec.timm.replace("_quickgelu", "") == wanted:
+      names.append(spec.name)
+  return names
+
+
+def names_of_same_arrays(
+  spec: BackboneSpec, *, images_are_known: bool
+) -> list[str]:
+  """Returns listed names of weights that cannot be told from those of another.
+
+  Their arrays have the same shapes, but embeddings are computed otherwise.
+
+  Args:
+    spec: of the backbone.
+    images_are_known: whether something but the name says how images were
+      normalized; names that differ in that alone are then left out.
+
+  >>> names_of_same_arrays(backbone_spec("vit_s16"), images_are_known=False)
+  ['deit_s16']
+  """
+  names: list[str] = []
+  for other in _SPECS.values():
+    if other.network_name != spec.network_name:
+      continue
+    is_other = other.model_kwargs != spec.model_kwargs
+    if not images_are_known:
+      normalization = (other.mean, other.std)
+      is_other = is_other or normalization != (spec.mean, spec.std)
+    if is_other:
+      names.append(other.name)
+  return names
+
+
 def nearest_names(name: str) -> list[str]:
   """Returns the listed names that a name may have been meant for.
 

@@ -26,12 +26,29 @@ class LoadedNetwork(NamedTuple):
     sha256: of the file.
     resized_positions: how position embeddings were resized, such as "24 x 24 to
       14 x 14"; "" where they fit the images, or there are none.
+    is_google: whether the arrays are named as by Google, who trained all of its
+      networks on images that were normalized alike.
   """
 
   network: Any
   params: dict[str, Any]
   sha256: str
   resized_positions: str
+  is_google: bool
+
+
+class WeightsFile(NamedTuple):
+  """The arrays of a weights file, less those of the pretraining task.
+
+  Attributes:
+    arrays: by timm's names, in PyTorch's layout.
+    sha256: of the file.
+    is_google: whether Google named the arrays in the file.
+  """
+
+  arrays: Arrays
+  sha256: str
+  is_google: bool
 
 
 def load_network(
@@ -63,7 +80,8 @@ def load_network(
   family = FAMILIES[spec.family]
   image_size = preprocessing.image_size
   try:
-    arrays, sha256 = read_without_classifier(path, family, preprocessing)
+    file = read_without_classifier(path, family, preprocessing)
+    arrays = file.arrays
     # Arrays, network, arrays of that network, parameters: each step refuses
     # what does not fit, so that one wrong file has one error.
     network = _infer_network(spec, family, arrays, embedding)
@@ -81,7 +99,11 @@ def load_network(
       f"backbone {spec.name}: {escaped(str(path))} does not fit: {message}."
     ) from error
   return LoadedNetwork(
-    network, params, sha256, _resized_positions(arrays, adapted)
+    network,
+    params,
+    file.sha256,
+    _resized_positions(arrays, adapted),
+    file.is_google,
   )
 
 
@@ -118,17 +140,13 @@ def _infer_network(
 
 def _is_name_of(spec: BackboneSpec, inferred_name: str) -> bool:
   """Whether a network of this name is the one that was asked for."""
-  expected = spec.name
-  if spec.network_prefix is not None:
-    size = spec.name.rpartition("_")[2]
-    expected = f"{spec.network_prefix}{size}"
   # The glyph ViT is of no published size.
-  return inferred_name == expected or spec.name == "glyph_vit"
+  return inferred_name == spec.network_name or spec.name == "glyph_vit"
 
 
 def read_without_classifier(
   path: pathlib.Path, family: Family, preprocessing: Preprocessing
-) -> tuple[Arrays, str]:
+) -> WeightsFile:
   """Reads the arrays of a weights file, less those of the pretraining task.
 
   Args:
@@ -137,17 +155,14 @@ def read_without_classifier(
     preprocessing: how images are to be prepared, which must be Google's if the
       file is.
 
-  Returns:
-    The arrays by timm's names, in PyTorch's layout, and the SHA-256 of the
-    file.
-
   Raises:
     InputError: the file cannot be read.
     KeyError, ValueError: its arrays are named as Google's, and are not, or were
       trained on images that were normalized otherwise.
   """
   arrays, sha256 = read_tensors(path)
-  if any("/" in name for name in arrays):  # Google's
+  is_google = any("/" in name for name in arrays)
+  if is_google:
     _check_normalization(arrays, preprocessing)
     arrays = to_timm_names(arrays)
   # Classifiers of the pretraining task are dropped before the network is
@@ -156,7 +171,7 @@ def read_without_classifier(
   for name, array in arrays.items():
     if not name.startswith(family.CLASSIFIER_WEIGHTS):
       kept[name] = array
-  return kept, sha256
+  return WeightsFile(kept, sha256, is_google)
 
 
 def _check_normalization(

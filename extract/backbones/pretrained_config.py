@@ -9,7 +9,7 @@ beside every model.safetensors of its own a config.json that says what it needs.
 import json
 import math
 import pathlib
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.extract import files
@@ -21,10 +21,25 @@ _MAX_CONFIG_BYTES = 1 << 20
 _MAX_IMAGE_SIZE = 1 << 14
 
 
-def published_preprocessing(
+class PublishedConfig(NamedTuple):
+  """What the config.json beside a weights file says.
+
+  Attributes:
+    preprocessing: how images are prepared.
+    place: of the config.json, for messages.
+    timm: architecture and tag of the weights in timm, such as
+      "vit_base_patch16_clip_224.openai"; "" if it does not say them.
+  """
+
+  preprocessing: Preprocessing
+  place: str
+  timm: str
+
+
+def published_config(
   location: str, weights: pathlib.Path
-) -> tuple[Preprocessing, str] | None:
-  """Reads how images are prepared for a weights file.
+) -> PublishedConfig | None:
+  """Reads how images are prepared for a weights file, and what it is.
 
   Args:
     location: of the weights, as it was given: of an hf:// location, the
@@ -33,8 +48,7 @@ def published_preprocessing(
     weights: the weights file on this machine.
 
   Returns:
-    The preprocessing, and the place of the config.json; None if there is none,
-    or none that timm wrote.
+    What it says; None if there is no config.json, or none that timm wrote.
 
   Raises:
     InputError: the config.json cannot be read, or asks for what is not
@@ -65,13 +79,17 @@ def published_preprocessing(
     config = content["pretrained_cfg"]
     if not isinstance(config, dict):
       raise TypeError(f"it is a {type(config).__name__}")
-    return preprocessing_from_timm(config), shown
+    preprocessing = preprocessing_from_timm(config)
   except (KeyError, TypeError, ValueError, OverflowError) as error:
     message = escaped(" ".join(str(error).split()))[:200]
     raise InputError(
       f"{shown}: its pretrained_cfg is not a preprocessing that is supported"
       f" here ({type(error).__name__}: {message}); fix or remove the file."
     ) from error
+  timm = ""
+  if content.get("architecture") and config.get("tag"):
+    timm = f"{content['architecture']}.{config['tag']}"
+  return PublishedConfig(preprocessing, shown, timm)
 
 
 def preprocessing_from_timm(config: dict[str, Any]) -> Preprocessing:

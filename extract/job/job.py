@@ -90,6 +90,8 @@ def run_extraction(
   print(_describe_source(source), file=sys.stderr)
   embedder = load_embedder(config)
   print(embedder.backbone.summary, file=sys.stderr)
+  if embedder.backbone.doubt:
+    print(f"WARNING: {embedder.backbone.doubt}", file=sys.stderr)
   info = cache_info(config, source, embedder.backbone)
   # The listing is part of a job's identity: with a photograph added or
   # exchanged it is another job, which does not resume the shards of this one.

@@ -82,6 +82,37 @@ def test_config_that_timm_did_not_write_is_passed_over(tmp_path, vit_file):
   assert backbone.preprocessing_source == "the name vit_ti16"
 
 
+@pytest.mark.parametrize(
+  ("config", "others"),
+  [(None, ("deit_ti16",)), ({"tag": "dino"}, ())],
+)
+def test_weights_that_only_their_name_tells_from_others_are_warned_of(
+  tmp_path, vit_file, config, others
+):
+  """Another normalization costs many points, and no shape tells of it."""
+  if config is not None:
+    (tmp_path / "config.json").write_bytes(timm_json(**config))
+  backbone = load_backbone("vit_ti16", vit_file)
+  assert backbone.names_alike == others
+  assert ("DINO or MAE" in backbone.doubt) == bool(others)
+
+
+@pytest.mark.parametrize(
+  ("name", "tag"), [("clip_b16", "laion2b"), ("clip_laion2b_b16", "openai")]
+)
+def test_clip_weights_of_another_activation_are_refused_by_their_config(
+  tmp_path, name, tag
+):
+  """No array tells GELU from quick-GELU."""
+  config = json.loads(timm_json(tag=tag))
+  config["architecture"] = "vit_base_patch16_clip_224"
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  file = tmp_path / "model.safetensors"
+  file.write_bytes(b"")
+  with refused(f"backbone {name}: .* weights are vit_base_.*{tag}: give the"):
+    load_backbone(name, str(file))
+
+
 @pytest.mark.slow
 def test_flags_change_what_the_config_says(tmp_path, vit_file):
   (tmp_path / "config.json").write_bytes(timm_json())
@@ -214,6 +245,7 @@ def google_file(tmp_path) -> str:
 
 def test_google_weights_load_under_the_name_of_google_s_network(google_file):
   backbone = load_backbone("vit_ti16", google_file)
+  assert not backbone.doubt
   assert backbone.preprocessing.mean == (0.5, 0.5, 0.5)
 
 
