@@ -1,9 +1,13 @@
-"""Errors that a person can fix; the command line prints each as one line.
+"""Errors that a person can fix, and names as a person reads them.
+
+The command line prints each error as one line.
 
 Everything else that escapes is a bug in oneshot-dp and keeps its traceback.
 """
 
+import re
 import unicodedata
+from collections.abc import Iterable
 
 
 class InputError(ValueError):
@@ -28,6 +32,7 @@ _MAX_CLASSES = 1_000_000
 """A larger number is taken for a typing error: each class costs memory."""
 _MAX_NAME_CHARACTERS = 1000
 _MAX_LINE_CHARACTERS = 200
+_WHOLE_NUMBER = re.compile(r"0*([0-9]+)(?:\.0*)?")
 # Characters with which a name could forge a line of output, by their Unicode
 # category: controls, surrogates (invalid UTF-8), line and paragraph separators.
 _FORGING_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
@@ -82,6 +87,46 @@ def escaped(text: str, but: str = "\t\n") -> str:
     else:
       shown.append(character)
   return "".join(shown)
+
+
+def canonical_spelling(name: str) -> str:
+  """What is left of a name without what a person overlooks in it.
+
+  That is capitals, spaces beside others, characters without a shape, the form
+  of Unicode (an é is one character or two, by the machine that wrote it), and
+  how a whole number is written.
+
+  >>> canonical_spelling("Big  Cat"), canonical_spelling("007.0")
+  ('big cat', '7')
+  """
+  # Names of owners may be millions, and nearly all are ASCII, of which all
+  # forms of Unicode are one.
+  text = name
+  if not name.isascii():
+    visible = [c for c in name if unicodedata.category(c) != "Cf"]
+    text = unicodedata.normalize("NFKC", "".join(visible))
+  text = text.casefold()
+  number = _WHOLE_NUMBER.fullmatch(text)
+  return number[1] if number else " ".join(text.split())
+
+
+def names_alike(names: Iterable[str]) -> list[list[str]]:
+  """Groups names that are most likely one name, spelled in several ways.
+
+  Args:
+    names: of classes, or of owners; each once.
+
+  Returns:
+    The groups of two names or more; in each, names are in the order in which
+    they came.
+  """
+  first_of: dict[str, str] = {}
+  groups: dict[str, list[str]] = {}
+  for name in names:
+    first = first_of.setdefault(canonical_spelling(name), name)
+    if first != name:
+      groups.setdefault(first, [first]).append(name)
+  return list(groups.values())
 
 
 def format_count(number: int, noun: str, plural: str = "") -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from oneshot_dp.configs.errors import names_alike
 from oneshot_dp.configs.extract_config import unit_without_relation
 from oneshot_dp.linear_dp import accounting
 from oneshot_dp.linear_dp.accounting import (
@@ -65,17 +66,14 @@ def noise_multiplier_of(plan: Plan) -> float:
 
 
 def _similar_class_names(class_names: Sequence[str]) -> list[str]:
-  """Warns of names that differ by capitals or spaces alone."""
-  seen: dict[str, str] = {}
+  """Warns of names that a person would take for one."""
   warnings = []
-  for name in class_names:
-    folded = " ".join(name.casefold().split())
-    if folded in seen:
+  for first, *others in names_alike(class_names):
+    for other in others:
       warnings.append(
-        f"warning: {seen[folded]!a} and {name!a} are two classes: if they are"
-        " one, rename one of them and extract again"
+        f"warning: {first!a} and {other!a} are two classes: if they are one,"
+        " rename one of them and extract again"
       )
-    seen.setdefault(folded, name)
   return warnings
 
 

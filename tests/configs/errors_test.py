@@ -10,6 +10,7 @@ from oneshot_dp.configs.errors import (
   check_num_classes,
   escaped,
   format_count,
+  names_alike,
   one_line,
 )
 from oneshot_dp.configs.extract_config import SourceConfig
@@ -94,3 +95,23 @@ def test_a_count_agrees_with_its_noun(number, text):
 
 def test_a_count_takes_a_plural_that_is_not_an_s():
   assert format_count(2, "class", "classes") == "2 classes"
+
+
+@pytest.mark.parametrize(
+  ("one", "other"),
+  [
+    ("Cats", "cats"),
+    ("big cat", " big  cat"),
+    ("Jose\u0301", "Jos\u00e9"),
+    ("\uff27", "g"),  # wide letters
+    ("cat\u200b", "cat"),  # a space without a width
+    ("007", "7.0"),
+  ],
+)
+def test_names_that_a_person_takes_for_one_are_alike(one, other):
+  assert names_alike([one, "dog", other]) == [[one, other]]
+
+
+@pytest.mark.parametrize("other", ["cat2", "ca t", "cät", "cat."])
+def test_names_of_other_letters_are_not_alike(other):
+  assert names_alike(["cat", other, "7.5", "75", "0", "10"]) == []

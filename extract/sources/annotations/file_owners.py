@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64, UInt32
 
-from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.configs.errors import InputError, canonical_spelling, escaped
 from oneshot_dp.configs.extract_config import (
   FIXED_GRAPH,
   MAX_OWNERS,
@@ -20,7 +20,6 @@ from oneshot_dp.configs.extract_config import (
 )
 from oneshot_dp.extract import places
 from oneshot_dp.extract.sources.annotations.owner_names import (
-  canonical_spelling,
   check_owner_names,
   units_of_column,
 )

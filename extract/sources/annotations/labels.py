@@ -21,6 +21,7 @@ from oneshot_dp.configs.errors import (
   check_name,
   check_num_classes,
   escaped,
+  names_alike,
 )
 from oneshot_dp.configs.extract_config import SourceConfig
 from oneshot_dp.extract.sources.listed_files import format_names
@@ -163,19 +164,13 @@ def warn_of_second_label(place: str, label: str, second: str) -> None:
 
 
 def _warn_of_alike(names: Sequence[str]) -> None:
-  """Warns of classes that differ only in capitals or spaces: a slip, mostly."""
-  # (An é is one character or two, by the machine that made the folder.)
-  alike: dict[str, list[str]] = {}
-  for name in names:
-    letters = unicodedata.normalize("NFKC", name).casefold()
-    alike.setdefault(" ".join(letters.split()), []).append(name)
-  for group in alike.values():
-    if len(group) > 1:
-      print(
-        f"WARNING: {_format_alike(group)} are different classes; rename them"
-        " if one is meant.",
-        file=sys.stderr,
-      )
+  """Warns of classes that differ in capitals or the like: a slip, mostly."""
+  for group in names_alike(names):
+    print(
+      f"WARNING: {_format_alike(group)} are different classes; rename them if"
+      " one is meant.",
+      file=sys.stderr,
+    )
 
 
 def _format_alike(names: Sequence[str]) -> str:

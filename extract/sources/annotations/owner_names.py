@@ -3,14 +3,13 @@
 import hashlib
 import re
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.configs.errors import InputError, escaped, names_alike
 from oneshot_dp.extract.sources.annotations.labels import MissingFlagError
 from oneshot_dp.extract.sources.limits import MAX_OWNER_CHARACTERS
 from oneshot_dp.extract.sources.listed_files import format_names
@@ -30,7 +29,6 @@ _UNKNOWN = frozenset(
 )
 _ROUNDED_NUMBER = re.compile(r"[0-9](\.[0-9]+)?[eE]\+[0-9]+")
 _SEPARATORS = re.compile("[;|&,]")
-_PADDED_NUMBER = re.compile(r"0*([0-9]+)(?:\.0*)?")
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -132,8 +130,6 @@ def check_owner_names(names: Iterable[str], unit: str) -> None:
       itself: the list would be a person of its own.
   """
   known = set(names)
-  first_of: dict[str, str] = {}
-  alike: list[str] = []
   for name in sorted(known):
     parts = {part.strip() for part in _SEPARATORS.split(name)} - {name}
     if not known.isdisjoint(parts):
@@ -142,9 +138,9 @@ def check_owner_names(names: Iterable[str], unit: str) -> None:
         " people needs a line for each in a table of owners (and the name of"
         " one person, no sign that separates names)."
       )
-    first = first_of.setdefault(canonical_spelling(name), name)
-    if first != name:
-      alike += [first, name]
+  alike: list[str] = []
+  for group in names_alike(sorted(known)):
+    alike += group
   if alike:
     print(
       f"WARNING: {format_names(alike)} count as different: if they are one"
@@ -214,14 +210,6 @@ def check_owners(
         " head can learn from them; see whether that is whose the rows are.",
         file=sys.stderr,
       )
-
-
-def canonical_spelling(name: str) -> str:
-  """What is left of a name without capitals, forms of Unicode and 01 or 1.0."""
-  letters = [c for c in name if unicodedata.category(c) != "Cf"]
-  text = unicodedata.normalize("NFKC", "".join(letters)).casefold()
-  number = _PADDED_NUMBER.fullmatch(text)
-  return number[1] if number else " ".join(text.split())
 
 
 def refuse_mixed_owners(
