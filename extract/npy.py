@@ -10,12 +10,6 @@ HEADER_BYTES = 1 << 16
 """A header is no longer: it states a shape and a dtype."""
 MAX_DIRECTORY_BYTES = 1 << 22
 """The longest list of arrays that an npz may end with: some 60,000 names."""
-# The record that a zip ends with, before a comment; a large zip has two more
-# records before it, and then the first of them counts.
-_END, _END_BYTES = b"PK\x05\x06", 22
-_LARGE_END, _LARGE_END_BYTES = b"PK\x06\x06", 56
-_LOCATOR, _LOCATOR_BYTES = b"PK\x06\x07", 20
-_MOST_COMMENT_BYTES = 1 << 16
 
 
 class Header(NamedTuple):
@@ -32,6 +26,39 @@ class Header(NamedTuple):
   dtype: np.dtype
 
 
+class _BoundedDirectory:
+  """An open npz, whose list of arrays cannot be read if it is too long.
+
+  `zipfile` reads the list in one piece. Where a file has several that may be
+  meant, it is so the one that is bounded which is read, whatever the rule.
+
+  Attributes:
+    is_open: whether the list has been read: arrays are bounded by their own
+      headers.
+  """
+
+  def __init__(self, content: Any):
+    self.is_open = False
+    self._content = content
+
+  def read(self, size: int = -1) -> bytes:
+    if not self.is_open and size > MAX_DIRECTORY_BYTES:
+      raise ValueError(
+        f"a list of arrays of {size:,} bytes, which may have"
+        f" {MAX_DIRECTORY_BYTES:,}"
+      )
+    return self._content.read(size)
+
+  def seek(self, offset: int, whence: int = 0) -> int:
+    return self._content.seek(offset, whence)
+
+  def tell(self) -> int:
+    return self._content.tell()
+
+  def seekable(self) -> bool:
+    return True
+
+
 def open_archive(content: Any) -> zipfile.ZipFile:
   """Opens an npz, whose list of arrays is bounded before it is read.
 
@@ -44,26 +71,10 @@ def open_archive(content: Any) -> zipfile.ZipFile:
     ValueError: the list is longer than `MAX_DIRECTORY_BYTES`.
     zipfile.BadZipFile: it is no zip.
   """
-  content.seek(0, 2)
-  size = content.tell()
-  most = _END_BYTES + _MOST_COMMENT_BYTES + _LOCATOR_BYTES + _LARGE_END_BYTES
-  content.seek(max(0, size - most))
-  tail = content.read(most)
-  content.seek(0)
-  end = tail.rfind(_END)
-  num_bytes = int.from_bytes(tail[end + 12 : end + 16], "little")
-  locator = end - _LOCATOR_BYTES
-  large_end = locator - _LARGE_END_BYTES
-  is_large = large_end >= 0 and tail.startswith(_LOCATOR, locator)
-  if is_large and tail.startswith(_LARGE_END, large_end):
-    field = tail[large_end + 40 : large_end + 48]
-    num_bytes = int.from_bytes(field, "little")
-  if end >= 0 and num_bytes > MAX_DIRECTORY_BYTES:
-    raise ValueError(
-      f"a list of arrays of {num_bytes:,} bytes, which may have"
-      f" {MAX_DIRECTORY_BYTES:,}"
-    )
-  return zipfile.ZipFile(content)
+  bounded: Any = _BoundedDirectory(content)
+  archive = zipfile.ZipFile(bounded)
+  bounded.is_open = True
+  return archive
 
 
 def read_header(member: Any) -> Header:

@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.traverse_util
@@ -269,28 +269,31 @@ def _read_safetensors(path: pathlib.Path) -> Arrays:
 
 
 def _read_npz(path: pathlib.Path) -> Arrays:
+  arrays = {}
   with path.open("rb") as content, open_archive(content) as archive:
     members = archive.infolist()
-  # PyTorch's own files are archives of a pickle, too.
-  if any(member.filename.endswith("data.pkl") for member in members):
-    raise _PickleError
-  # Sizes are checked before anything is unfolded.
-  num_bytes = sum(member.file_size for member in members)
-  max_bytes = _UNCOMPRESSED_ALLOWANCE + _MAX_COMPRESSION * path.stat().st_size
-  if num_bytes > max_bytes:
-    raise ValueError(f"it would unfold to {num_bytes} bytes")
-  if len({member.filename for member in members}) < len(members):
-    raise ValueError("two arrays have one name")
-  arrays = {}
-  with zipfile.ZipFile(path) as archive:
+    _check_members(members, path.stat().st_size)
     for member in members:
-      with archive.open(member) as content:
-        array = read_array(content, member.file_size)
+      with archive.open(member) as stream:
+        array = read_array(stream, member.file_size)
       # An npz says no more of bfloat16 than that it has two bytes.
       if array.dtype.str == "|V2":
         array = array.view(ml_dtypes.bfloat16)
       arrays[member.filename.removesuffix(".npy")] = array
   return arrays
+
+
+def _check_members(members: Sequence[zipfile.ZipInfo], file_bytes: int) -> None:
+  """Checks what an archive states of itself, before anything is unfolded."""
+  # PyTorch's own files are archives of a pickle, too.
+  if any(member.filename.endswith("data.pkl") for member in members):
+    raise _PickleError
+  num_bytes = sum(member.file_size for member in members)
+  max_bytes = _UNCOMPRESSED_ALLOWANCE + _MAX_COMPRESSION * file_bytes
+  if num_bytes > max_bytes:
+    raise ValueError(f"it would unfold to {num_bytes} bytes")
+  if len({member.filename for member in members}) < len(members):
+    raise ValueError("two arrays have one name")
 
 
 @functools.lru_cache(maxsize=8)  # of a deep network it takes a second

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from oneshot_dp.extract.npy import open_archive
+from oneshot_dp.extract.npy import MAX_DIRECTORY_BYTES, open_archive
 from oneshot_dp.extract.weights import read_tensors
 from oneshot_dp.pipeline.import_table import import_table
 from tests.extract.refusals import refused
@@ -24,7 +24,8 @@ def npz_with_directory_of(num_bytes: int, *, large: bool) -> bytes:
   """
   content = io.BytesIO()
   np.savez(content, image=np.full((2, 4, 4, 3), 200, np.uint8), label=[0, 1])
-  data = bytearray(content.getvalue())
+  # So many bytes are before the end, and may be the list for all that is known.
+  data = bytearray(num_bytes) + content.getvalue()
   end = len(data) - END_BYTES
   if not large:
     data[end + 12 : end + 16] = struct.pack("<I", num_bytes)
@@ -43,6 +44,27 @@ def test_archive_of_a_long_list_of_arrays_is_refused_unread(large):
 
   with pytest.raises(ValueError, match=MESSAGE):
     open_archive(io.BytesIO(data))
+
+
+def test_archive_with_a_second_end_within_its_end_is_read_by_one_of_them():
+  """The bound is of the list that is read, and not of another in the file."""
+  data = bytearray(npz_with_directory_of((1 << 24) - 1, large=False))
+  # The place of the list, as a number, is the mark of another end, which ends
+  # after the file and so states no length.
+  end = len(data) - END_BYTES
+  data[end + 16 : end + 20] = b"PK\x05\x06"
+
+  with pytest.raises(ValueError, match=MESSAGE):
+    open_archive(io.BytesIO(data))
+
+
+def test_array_that_is_longer_than_a_list_may_be_is_read():
+  content = io.BytesIO()
+  np.savez(content, x=np.zeros(MAX_DIRECTORY_BYTES, np.uint8))
+
+  archive = open_archive(content)
+
+  assert len(archive.open("x.npy").read()) > MAX_DIRECTORY_BYTES
 
 
 def test_npz_of_a_long_list_of_arrays_is_no_data_set_and_no_weights(tmp_path):
