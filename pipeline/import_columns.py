@@ -116,11 +116,15 @@ def stated_splits(file: VectorFile, columns: Columns) -> dict[str, set[Any]]:
   Returns:
     Column → the values in it.
   """
-  shape = file.shapes[columns.label]
+  num_rows = file.shapes[columns.label][0]
   splits: dict[str, set[Any]] = {}
+  for name, values in file.few_words().items():
+    has_rows = file.shapes.get(name, (num_rows,))[0] == num_rows
+    if has_rows and name not in columns:
+      splits[name] = set(values)
   for name in file.shapes:
-    is_one = may_say_split(name) and file.shapes[name] == shape
-    if is_one and name not in columns:
+    is_one = file.shapes[name] in ((num_rows,), (num_rows, 1))
+    if is_one and may_say_split(name) and name not in columns:
       splits[name] = set(file.plain_values(name))
   for name in file.inner_columns:
     if may_say_split(name):

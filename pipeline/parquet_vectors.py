@@ -44,7 +44,10 @@ class ParquetVectors:
     import pyarrow as pa
     from pyarrow import parquet
 
-    from oneshot_dp.extract.sources.parquet.table_columns import inner_columns
+    from oneshot_dp.extract.sources.parquet.table_columns import (
+      extreme_words,
+      inner_columns,
+    )
 
     self.path = file.path
     self._file = file
@@ -55,6 +58,9 @@ class ParquetVectors:
       schema = table.schema_arrow
       self._class_labels = class_labels(schema.metadata)
       self.inner_columns = inner_columns(schema)
+      self._extreme_words: dict[str, list[str]] = {}
+      for name, words in extreme_words(table).items():
+        self._extreme_words[name] = sorted(words)
       for field in schema:
         is_vector = pa.types.is_nested(field.type) or isinstance(
           field.type, pa.BaseExtensionType
@@ -175,6 +181,9 @@ class ParquetVectors:
       name,
       first_page=is_vector and storage.is_url(self.path),
     )
+
+  def few_words(self) -> dict[str, list[str]]:
+    return self._extreme_words
 
   def class_names(self, label: str) -> tuple[str, ...]:
     return self._class_labels.get(label, ())

@@ -20,6 +20,7 @@ from oneshot_dp.configs.errors import InputError
 from oneshot_dp.extract.npy import Header, open_archive, read_header
 from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,
+  MAX_FEW_WORDS_BYTES,
   check_bytes,
   check_rows,
 )
@@ -66,6 +67,13 @@ class VectorFile(Protocol):
 
     Raises:
       InputError: the column is damaged, or unfolds to too many bytes.
+    """
+    ...
+
+  def few_words(self) -> dict[str, list[str]]:
+    """Returns strings of columns, by which one may see whether they are splits.
+
+    They are all of a column, or its extremes; none of a large column.
     """
     ...
 
@@ -182,12 +190,26 @@ class NpzVectors:
       archive.open(f"{name}.npy") as stream,
     ):
       header = read_header(stream)
-    if header.dtype.kind not in "USiub":
+    if header.dtype.kind not in "USiubf":
       return []
-    values = read_column(self, name)
+    values = read_column(self, name).reshape(-1)
     if header.dtype.kind == "S":
       values = np.char.decode(values, "utf-8", "replace")
     return values.tolist()
+
+  def few_words(self) -> dict[str, list[str]]:
+    words: dict[str, list[str]] = {}
+    for name in self.shapes:
+      with (
+        self._open_content() as content,
+        open_archive(content) as archive,
+        archive.open(f"{name}.npy") as stream,
+      ):
+        size = archive.getinfo(f"{name}.npy").file_size
+        kind = read_header(stream).dtype.kind
+      if kind in "US" and size <= MAX_FEW_WORDS_BYTES:
+        words[name] = self.plain_values(name)
+    return words
 
   def _check_header(self, name: str, header: Header, stated_bytes: int) -> None:
     if header.dtype.hasobject or header.is_fortran:

@@ -12,6 +12,8 @@ MAX_ROWS = 1 << 23
 """Rows of one file: each takes about 100 bytes while the file is listed."""
 MAX_COLUMN_BYTES = 1 << 28
 """Labels, or units, of one file, before they are unfolded to Python's."""
+MAX_FEW_WORDS_BYTES = 1 << 24
+"""An array of strings that nobody asked for, and that is looked at."""
 MAX_WORD_BYTES = 1 << 16
 """The name of a class, or of an owner, in a table."""
 MAX_OWNER_CHARACTERS = 1 << 12

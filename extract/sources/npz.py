@@ -30,6 +30,7 @@ from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.limits import (
   MAX_ARRAY_BYTES,
   MAX_COLUMN_BYTES,
+  MAX_FEW_WORDS_BYTES,
   check_bytes,
   check_rows,
 )
@@ -137,7 +138,7 @@ def _split_values(
   warn_of_indices(path, npz.names)
   values: dict[str, list[Any]] = {}
   for name in npz.names:
-    if may_say_split(name) and name not in used:
+    if name not in used and (may_say_split(name) or npz.has_few_words(name)):
       values[name] = npz.plain_values(name, rows)
   return values
 
@@ -229,8 +230,15 @@ class Npz:
       )
     return values.tolist()
 
+  def has_few_words(self, name: str) -> bool:
+    """Whether an array is of strings, and so small that it is worth a look."""
+    info = self._zip.getinfo(f"{name}.npy")
+    with self._zip.open(info) as member:
+      header = read_header(member)
+    return header.dtype.kind in "US" and info.file_size <= MAX_FEW_WORDS_BYTES
+
   def plain_values(self, name: str, rows: int) -> list[Any]:
-    """The strings, integers or truth values of an array, one for each row.
+    """The strings, numbers or truth values of an array, one for each row.
 
     There are none of an array of another kind, or of another length.
 
@@ -244,9 +252,12 @@ class Npz:
     # By the header, as other arrays may be large: those of test images, say.
     with self._zip.open(f"{name}.npy") as member:
       header = read_header(member)
-    if header.dtype.kind not in "USiub" or header.shape != (rows,):
+    if header.dtype.kind not in "USiubf" or header.shape not in (
+      (rows,),
+      (rows, 1),
+    ):
       return []
-    values = self.array(name, MAX_COLUMN_BYTES)
+    values = self.array(name, MAX_COLUMN_BYTES).reshape(rows)
     if values.dtype.kind == "S":
       values = np.char.decode(values, "utf-8", "replace")
     return values.tolist()

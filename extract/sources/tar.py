@@ -20,8 +20,12 @@ from oneshot_dp.extract.sources import listed_files
 from oneshot_dp.extract.sources.annotations.owner_names import (
   is_owner_column,
 )
-from oneshot_dp.extract.sources.annotations.split_columns import may_say_split
-from oneshot_dp.extract.sources.annotations.splits import is_split
+from oneshot_dp.extract.sources.annotations.split_columns import (
+  look_like_splits,
+  may_say_split,
+  split_at_start,
+)
+from oneshot_dp.extract.sources.annotations.splits import is_split_word
 from oneshot_dp.extract.sources.file_format import FileRows
 from oneshot_dp.extract.sources.limits import (
   MAX_COLUMN_BYTES,
@@ -95,10 +99,13 @@ def tar_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
       labels = _values(content, samples, label_key, file.path)
       used = (label_key, config.units)
       other_columns = _some_columns(content, samples, file.path)
+      by_value = _fields_of_splits(content, samples, file.path)
       for name in other_columns:
-        if may_say_split(name) and name not in used:
+        is_candidate = may_say_split(name) or name in by_value
+        if is_candidate and name not in used:
           splits[name] = _values(content, samples, name, file.path)
       splits["names of folders"] = _folder_splits(samples)
+      splits["names of samples"] = _sample_splits(samples)
     if config.units is not None:
       units = _values(content, samples, config.units, file.path)
   # An image is a range of the tar: workers read it without a look at the
@@ -196,13 +203,43 @@ def _inner_names(fields: Mapping[str, Any], outer: str = "") -> Iterator[str]:
       yield from _inner_names(value, f"{outer}{name}.")
 
 
+def _fields_of_splits(
+  content: BinaryIO, samples: Sequence[_Sample], path: str
+) -> set[str]:
+  """The fields of json that have splits as their values, whatever their names.
+
+  They are looked for in the samples of `_some_columns`.
+  """
+  words_of_field: dict[str, set[str]] = {}
+  for sample in samples[:: _step(samples)]:
+    if "json" in sample:
+      for name, value in _fields(content, sample["json"], path).items():
+        if isinstance(value, str):
+          words_of_field.setdefault(name, set()).add(value)
+  return {
+    name for name, words in words_of_field.items() if look_like_splits(words)
+  }
+
+
+def _sample_splits(samples: Sequence[_Sample]) -> list[str]:
+  """The splits that keys begin with, as train_0001 does, if all begin so."""
+  splits: set[str] = set()
+  for sample in samples:
+    member = next(iter(sample.values()))
+    split = split_at_start(member.name.rpartition("/")[2])
+    if not split:
+      return []
+    splits.add(f"{split}_0")
+  return sorted(splits)
+
+
 def _folder_splits(samples: Sequence[_Sample]) -> list[str]:
   """What the folders of samples, such as train/cat, say of their splits."""
   splits: set[str] = set()
   for sample in samples:
     member = next(iter(sample.values()))
     for folder in member.name.split("/")[:-1]:
-      if is_split(folder):
+      if is_split_word(folder):
         splits.add(folder)
   return sorted(splits)
 

@@ -117,11 +117,13 @@ def test_files_with_classes_in_another_order_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore:.*not used")
-@pytest.mark.parametrize("column", ["is_test", "train_mask"])
+@pytest.mark.parametrize("column", ["is_test", "train_mask", "mode"])
 @pytest.mark.parametrize("kind", ["npz", "parquet"])
 def test_import_of_a_column_that_flags_test_rows_is_refused(kind, column):
   embedding, label = vectors()
   flags = np.arange(N) < 100
+  if column == "mode":
+    flags = np.where(flags, "train", "test")
   if kind == "npz":
     file = npz(Path("all.npz"), **{column: flags})
   else:

@@ -27,7 +27,14 @@ from oneshot_dp.extract.sources.listed_files import format_names
 _FLAG_WORDS = frozenset(
   ("is", "in", "for", "mask", "set", "split", "flag", "row", "image")
 )
-_LIKE_SPLIT_COLUMNS = SPLIT_COLUMNS | {"splits", "phase", "dataset"}
+# Words of names whose several values are doubtful, whatever they are: split_id,
+# kfold, data_split.
+_DOUBTFUL_WORDS = frozenset(
+  ("split", "splits", "subset", "partition", "fold", "folds", "kfold")
+)
+_LIKE_SPLIT_COLUMNS = SPLIT_COLUMNS | _DOUBTFUL_WORDS | {"phase", "dataset"}
+# test/1.jpg, train_0001: how names of files begin that tell their split.
+_FIRST_WORD = re.compile(r"([A-Za-z]+)(?=[0-9]*[/\\]|_?[0-9])")
 _INDEX_WORDS = frozenset(("idx", "index", "indexes", "indices", "inds", "ids"))
 _YES_OR_NO = {"false": 0, "no": 0, "0": 0, "true": 1, "yes": 1, "1": 1}
 _NUMBER = re.compile(r"[0-9]{1,18}")  # of a fold: no more fits into 64 bits
@@ -38,6 +45,29 @@ def may_say_split(name: str) -> bool:
   name = own_name(name)
   words = {word.lower() for word in words_of(name)}
   return bool(words & _LIKE_SPLIT_COLUMNS or split_words(name))
+
+
+def split_at_start(name: str) -> str:
+  """The split that the name of a file begins with, as in train_0001, or ""."""
+  match = _FIRST_WORD.match(name)
+  if match is None or not is_split_word(match[1]):
+    return ""
+  return match[1]
+
+
+def look_like_splits(values: Iterable[str]) -> bool:
+  """Whether strings are all splits, or begin with them, and not all with one.
+
+  It decides about columns whose names say nothing: a caption may be "train",
+  but not all captions are splits.
+  """
+  splits: set[str] = set()
+  for value in values:
+    split = value if is_split_word(value) else split_at_start(value)
+    if not split:
+      return False
+    splits.update(split_words(split).values())
+  return len(splits) > 1
 
 
 def split_of_columns(names: Iterable[str | None]) -> str:
@@ -96,6 +126,8 @@ def check_splits(
   # Which rows are read follows from the names of files alone, so all would be
   # one split, and a test set would be trained on.
   words, numbers = _words_and_numbers(values)
+  if not may_say_split(column) and not look_like_splits(words):
+    return
   splits = sorted(word for word in words if is_split_word(word))
   # Of a column that is called so, one split among other values is enough.
   needed = 1 if is_split_column(column) else 2
@@ -110,16 +142,25 @@ def check_splits(
   if len(words) == 1:
     (word,) = words
     _warn_of_another_split(place, split, column, word)
-  # What numbers stand for is not known: splits, or folds of training rows.
-  is_doubtful = is_split_column(column) or _is_flag_of_split(column)
-  name = own_name(column)
-  if len(numbers) > 1 and (is_doubtful or name in split_words(name)):
+  # What numbers stand for is not known: splits, or folds of training rows. Nor
+  # is it of names of files, which may be those of a data set before.
+  is_doubtful = _is_doubtful(column)
+  is_flag = _is_flag_of_split(column) or own_name(column) in split_words(column)
+  has_numbers = len(numbers) > 1 and (is_doubtful or is_flag)
+  has_words = len(words) > 1 and (is_doubtful or look_like_splits(words))
+  if has_numbers or has_words:
     print(
       f"WARNING: {escaped(place)}: the column {column!r} has several values,"
       " and is not used: all rows are read as one split; if it says which of"
       " them are for tests, write a file of each split.",
       file=sys.stderr,
     )
+
+
+def _is_doubtful(column: str) -> bool:
+  """Whether a column is called so that its values are splits or folds."""
+  words = {word.lower() for word in words_of(own_name(column))}
+  return is_split_column(column) or bool(words & _DOUBTFUL_WORDS)
 
 
 def check_folder_splits(
@@ -156,7 +197,12 @@ def _words_and_numbers(values: Iterable[Any]) -> tuple[set[str], set[int]]:
   """The different values of a column: words, and numbers with yes and no."""
   words: set[str] = set()
   numbers: set[int] = set()
-  for value in set(values):
+  different = set(values)
+  # pandas makes floats of numbers where one is missing; others are measured.
+  floats = {value for value in different if isinstance(value, float)}
+  if not all(value.is_integer() or value != value for value in floats):
+    return words, numbers
+  for value in different - floats:
     if isinstance(value, int):  # a truth value is one, too
       numbers.add(int(value))
     elif isinstance(value, str) and value.lower() in _YES_OR_NO:
@@ -165,6 +211,7 @@ def _words_and_numbers(values: Iterable[Any]) -> tuple[set[str], set[int]]:
       numbers.add(int(value))
     elif isinstance(value, str):
       words.add(value)
+  numbers.update(int(value) for value in floats if value == value)
   return words, numbers
 
 

@@ -75,11 +75,11 @@ def python_values(path: str, column: str, array: pa.Array) -> list[Any]:
 
 
 def is_plain(kind: pa.DataType) -> bool:
-  """Whether values of a type are strings, integers or truth values."""
+  """Whether values of a type are strings, numbers or truth values."""
   if pa.types.is_dictionary(kind):
     kind = kind.value_type
-  is_number = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-  return kind in STRINGS or is_number
+  is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+  return kind in STRINGS or is_number or pa.types.is_boolean(kind)
 
 
 def inner_columns(schema: pa.Schema) -> list[str]:
@@ -94,6 +94,36 @@ def inner_columns(schema: pa.Schema) -> list[str]:
     elif "." in name and name not in schema.names and is_plain(kind):
       names.append(name)
   return sorted(names)
+
+
+def extreme_words(table: parquet.ParquetFile) -> dict[str, set[str]]:
+  """The least and greatest value of each column of strings, by the footer.
+
+  Columns of strings have captions and addresses of millions of rows, which are
+  not read to see what they are.
+
+  Args:
+    table: the open file, of which only the footer is used.
+
+  Returns:
+    Column, such as image.path, to its extremes in all row groups; without
+    those that the footer does not state, or not as text.
+  """
+  extremes: dict[str, set[str]] = {}
+  for group in row_groups(table):
+    for i in range(group.num_columns):
+      chunk = group.column(i)
+      if chunk.physical_type != "BYTE_ARRAY" or not chunk.is_stats_set:
+        continue
+      try:
+        least = chunk.statistics.min
+        greatest = chunk.statistics.max
+      except UnicodeDecodeError:  # text that was cut in the middle
+        continue
+      if isinstance(least, str) and isinstance(greatest, str):
+        words = extremes.setdefault(chunk.path_in_schema, set())
+        words.update((least, greatest))
+  return extremes
 
 
 def named_values(values: Sequence[Any], names: Sequence[str]) -> list[Any]:

@@ -28,6 +28,7 @@ from oneshot_dp.extract.sources.listed_files import File
 from oneshot_dp.extract.sources.parquet.table_columns import (
   PARQUET,
   STRINGS,
+  extreme_words,
   inner_columns,
   is_plain,
   named_values,
@@ -61,7 +62,8 @@ def parquet_rows(
   splits: dict[str, list[Any]] = {}
   other_columns: list[str] = []
   with listed_files.opened(file, PARQUET) as content:
-    schema = parquet.ParquetFile(content).schema_arrow
+    table = parquet.ParquetFile(content)
+    schema = table.schema_arrow
     locations = _locations(content, file.path)
     images = [field.name for field in schema if _is_image(field)]
     image = resolve_choice(file.path, "--image", config.image, images)
@@ -80,6 +82,9 @@ def parquet_rows(
         values = read_values(content, file.path, name)
         names = class_labels(schema.metadata).get(name, ())
         splits[name] = named_values(values, names)
+      for name, words in extreme_words(table).items():
+        if name not in (label_column, config.units):
+          splits.setdefault(name, sorted(words))
     if config.units is not None:
       columns = [name for name in schema.names if name not in images]
       _check_column(schema, columns, "--units", config.units, file.path, root)

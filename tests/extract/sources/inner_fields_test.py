@@ -24,7 +24,7 @@ SEVERAL = [
 ]
 PLAIN = [
   ("meta.split", ["train", "train", "train"]),
-  ("meta.mood", ["train", "test", "test"]),
+  ("meta.mood", ["glad", "train", "test"]),
   ("meta.dataset", ["coco", "coco", "pets"]),
 ]
 

@@ -5,6 +5,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
@@ -29,6 +30,8 @@ FLAGS = [
   ("test_mask", [True, False, False]),
   ("data_split", ["train", "test", "train"]),
   ("phase", ["Train", "val", "val"]),
+  ("mode", ["train", "test", "train"]),
+  ("is_test", [0.0, 1.0, 0.0]),
 ]
 NO_FLAGS = [
   ("is_test", [True, True, True]),
@@ -38,6 +41,20 @@ NO_FLAGS = [
   ("phase", ["train", "bus", "bus"]),
   ("dataset", ["coco", "voc", "voc"]),
   ("test_score", [3, 4, 5]),
+  ("test_set", [0.0, 0.5, 1.0]),
+  ("caption", ["train", "test", "a cat"]),
+  ("file", ["train/1.jpg", "train/2.jpg", "train/3.jpg"]),
+]
+DOUBTFUL = [
+  ("split", [0, 1, 1]),
+  ("fold", [0, 1, 1]),
+  ("valid", [0, 1, 1]),
+  ("split", [0.0, 1.0, 1.0]),
+  ("split_id", [0, 1, 1]),
+  ("kfold", [0, 1, 2]),
+  ("data_split", ["tr", "te", "tr"]),
+  ("file", ["train/1.jpg", "test/1.jpg", "test/2.jpg"]),
+  ("key", ["train_0001", "test_0001", "test_0002"]),
 ]
 
 
@@ -75,6 +92,39 @@ def test_a_member_of_samples_that_says_several_splits_is_refused(tmp_path):
   write_tar(tmp_path / "pets.tar", members)
   with refused("several splits in its column 'split' .'train', 'val'"):
     open_dataset(tmp_path / "pets.tar", class_names=CLASSES)
+
+
+def test_paths_of_images_that_say_several_splits_are_warned_of(
+  tmp_path, capsys
+):
+  """As `datasets` keeps them beside the bytes."""
+  images = [{"bytes": IMAGES[0], "path": "train/1.jpg"}]
+  images.append({"bytes": IMAGES[1], "path": "test/1.jpg"})
+  table = pa.table({"image": images, "label": [0, 1]})
+  parquet.write_table(table, tmp_path / "pets.parquet")
+
+  open_dataset(tmp_path / "pets.parquet", class_names=CLASSES)
+
+  assert "the column 'image.path' has several" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "names", [("train_1", "test_1"), ("train2017/1", "val2017/1")]
+)
+def test_keys_and_folders_of_samples_that_say_splits_are_seen(
+  tmp_path, capsys, names
+):
+  members: dict[str, bytes | None] = {}
+  for name in names:
+    members |= {f"{name}.png": name.encode(), f"{name}.cls": b"0"}
+  write_tar(tmp_path / "pets.tar", members)
+
+  if "/" in names[0]:
+    with refused("several splits in its column 'names of folders'"):
+      open_dataset(tmp_path / "pets.tar", class_names=CLASSES)
+    return
+  open_dataset(tmp_path / "pets.tar", class_names=CLASSES)
+  assert "'names of samples' has several values" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,13 +170,13 @@ def test_a_column_of_something_else_is_passed_over(
   assert column not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("column", ["split", "fold", "valid"])
+@pytest.mark.parametrize(("column", "values"), DOUBTFUL)
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_that_may_be_splits_are_warned_of(
-  tmp_path, capsys, kind, column
+def test_values_that_may_be_splits_are_warned_of(
+  tmp_path, capsys, kind, column, values
 ):
   path = tmp_path / f"pets.{kind}"
-  columns: dict[str, Any] = {column: [0, 1, 1]}
+  columns: dict[str, Any] = {column: values}
   write_table(path, IMAGES[:3], label=[0, 1, 0], **columns)
 
   open_dataset(path, class_names=CLASSES)
@@ -177,6 +227,9 @@ def test_rows_of_another_split_than_their_file_are_warned_of(tmp_path, capsys):
     ("is_test", np.array([True, False, False, True])),
     ("test_mask", np.array([1, 0, 0, 1])),
     ("split", np.array([b"train", b"train", b"test", b"test"])),
+    ("split", np.array([["train"], ["train"], ["test"], ["test"]])),
+    ("mode", np.array(["train", "train", "test", "test"])),
+    ("is_test", np.array([0.0, 1.0, np.nan, 1.0])),
   ],
 )
 def test_an_array_that_flags_test_rows_is_refused(tmp_path, name, values):
