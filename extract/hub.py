@@ -69,6 +69,8 @@ def find_dataset(location: str) -> HubDataset:
     # A branch may move between two requests: all after the first name a commit.
     commit = str(api.dataset_info(uri.id, revision=uri.revision).sha)
     names = api.list_repo_files(uri.id, repo_type="dataset", revision=commit)
+  # Sorted, so that rows have one order whatever the order of the answer: ids of
+  # rows are their places in it.
   paths: list[str] = []
   for name in sorted(names):
     if name.lower().endswith(_PARQUET) and _is_asked(name, uri.path_in_repo):
@@ -89,6 +91,7 @@ def _is_asked(path: str, asked: str) -> bool:
   """Whether a file is, is in, or matches what is asked for; "" is all."""
   if asked in ("", path) or path.startswith(f"{asked}/"):
     return True
+  # As a shell has it, a pattern does not reach into folders.
   folder, name = os.path.split(path)
   asked_folder, pattern = os.path.split(asked)
   return folder == asked_folder and fnmatch.fnmatchcase(name, pattern)

@@ -39,6 +39,8 @@ from oneshot_dp.extract.image_files import (
 )
 from oneshot_dp.extract.threads import MemoryBudget
 
+# The crop of Inception as torchvision has it: ten attempts, each with an area,
+# an aspect ratio between 3/4 and 4/3, and two coordinates of the corner.
 _ATTEMPTS = 10
 _MAX_ASPECT = 4 / 3
 _DRAWS_PER_ATTEMPT = 4
@@ -164,6 +166,8 @@ class Preprocessing:
     InputError: the image would be smaller than the square.
     """
     side = config.image_size or self.image_size
+    # Another size is another resolution of the same view: what the crop cuts
+    # off stays the same share of the image.
     resize = config.resize
     if resize is None:
       resize = self.resize

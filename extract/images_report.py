@@ -47,6 +47,8 @@ class ImagesReport:
   @property
   def text(self) -> str:
     """All of it, PRIVATE but for the names of the classes."""
+    # What can be extracted comes first, then what would make it fail, then what
+    # may be meant otherwise: a person reads until it is enough.
     lines = [f"{self.location}: PRIVATE but for the names of its classes"]
     for split, counts in self.classes.items():
       lines.append(f"split {split}: {sum(counts.values()):,} images in classes")

@@ -69,6 +69,8 @@ def normalize(word: str) -> str:
           " one of this machine has three slashes, as file:///folder."
         )
     return f"/{rest}"
+  # One slash is what is left of two after pathlib, or after a slip. Of other
+  # schemes x:/y is the name of a file, which may have a colon.
   scheme = _SAME_SCHEMES.get(scheme, scheme)
   if len(slashes) == 1 and scheme not in _STORE_SCHEMES:
     return word

@@ -131,6 +131,8 @@ def iterate_blocks(store: Store) -> Iterator[FileBlock]:
     with _errors(store, "", "list"):
       yield from files.walk(store.place)
     return
+  # A request gives a thousand names, and each may fail by itself: `_call` tries
+  # one again, and not the listing of millions from its beginning.
   listing = Listing(store.remote)
   while True:
     entries = _call(store, "", "list", listing.next_entries)
@@ -192,6 +194,7 @@ def read(
 
   def get(client: Any) -> bytes:
     answer = client.get(name)
+    # The size comes with the headers of the answer, before its body.
     size = answer.meta["size"]
     if size > most_bytes:
       raise files.TooLargeError(
@@ -321,6 +324,7 @@ def remove(store: Store, names: Iterable[str]) -> None:
       else:
         client.delete(name)
 
+    # Another worker may have removed it first, or a try whose answer was lost.
     with contextlib.suppress(FileNotFoundError):
       _call(store, name, "remove", remove_one)
 
@@ -396,6 +400,7 @@ def _call(
       with contextlib.suppress(RunError):
         return _first_call(store, remote, name, action, call)
     client = remote.reader
+  # InputError goes through at once: no wait mends a missing permission.
   for wait in _WAITS:
     with contextlib.suppress(RunError), _errors(store, name, action):
       return call(client)

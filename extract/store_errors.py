@@ -146,8 +146,8 @@ def _store_words(error: Exception) -> str:
   for element in ("Details", "Message"):
     words = re.search(f"<{element}>([^<]+)</{element}>", str(error))
     if words and not re.fullmatch(r"access denied\.?", words[1].lower()):
-      said = one_line(ValueError(html.unescape(words[1])))
-      return f" (the store says: {said})"
+      reason = one_line(ValueError(html.unescape(words[1])))
+      return f" (the store says: {reason})"
   return ""
 
 

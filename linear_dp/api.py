@@ -144,6 +144,7 @@ def train_heads(
     options=options,
   )
   names = _valid_class_names(class_names, data.num_classes)
+  # Heads of several ε are nested: the largest pays for all of them.
   rows = HEADS[head].prepare_rows(data)
   mu_squared = cost(budgets, delta)
   # A pass over the rows, so that a bad one is reported before the charge.

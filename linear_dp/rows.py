@@ -118,6 +118,8 @@ class Rows:
     if self._kept is not None:
       yield from self._kept
       return
+    # Rows are int16. They are kept only once a pass has come to its end: a part
+    # of them, of a caller that stopped early, would be taken for all.
     size = 2 * self.data.n * self.feature_dim // self.data.hosts.count
     fits = self.keep and size <= _RESIDENT_BYTES
     kept = []
@@ -358,6 +360,8 @@ def _regrouped(
   data: PrivateDataset, max_inverse_norm: float, num_rows: int
 ) -> Iterator[_Part]:
   """Cuts blocks of any size into parts of one size; the last is padded."""
+  # Devices compile a program for each shape: all chunks have one, whatever
+  # sizes the blocks have in which rows are stored or passed.
   buffer: _Part | None = None  # a part that several blocks fill
   filled = 0
   for block in data.checked_blocks():

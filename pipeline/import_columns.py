@@ -159,6 +159,8 @@ def _unit_column(
 ) -> str | None:
   if unit_name is None:
     return None
+  # A person names the unit, "patient", which need not be the name of the
+  # column: the caches of this package call it unit_id whatever the unit is.
   names = (unit_name, "unit_id")
   column = _first_present(file, prefix, names)
   if column is None:
@@ -297,6 +299,8 @@ def embedding_dtype(
 
   The first file's would round what another file has in more digits.
   """
+  # A parquet file's dtype is known once a block is read, so the first block of
+  # each file is read here, and again later.
   dtypes = set()
   for file, columns in files:
     dtypes.add(next(embedding_blocks(file, columns)).dtype.name)

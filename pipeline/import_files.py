@@ -60,6 +60,8 @@ def list_files(request: ImportRequest) -> tuple[str, str, list[VectorFile]]:
       f"{request.location!r} has no {' or '.join(SUFFIXES)} of embeddings: of"
       " images, `oneshot-dp extract` makes a cache."
     )
+  # The split follows from names of files; a single npz may instead have arrays
+  # of several splits, which their names tell apart.
   by_split = split_tables(listed, SUFFIXES)
   if len(listed) == 1:
     ((path, file),) = listed.items()

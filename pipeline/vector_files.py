@@ -128,6 +128,8 @@ def read_column(vectors: VectorFile, name: str) -> np.ndarray:
   Raises:
     InputError: it is damaged, or has too many rows to be in memory.
   """
+  # Labels and owners are in memory for all rows together, unlike vectors; so it
+  # is here that a file which claims too many is stopped.
   check_rows(vectors.path, vectors.shapes[name][0])
   blocks = []
   num_bytes = 0
@@ -239,6 +241,8 @@ class NpzVectors:
 
 def _read_rows(stream: Any, header: Header) -> Iterator[np.ndarray]:
   """Reads an array in blocks of whole rows of about `BLOCK_BYTES`."""
+  # NumPy reads an array as a whole, or maps it from a disk, which a member of
+  # an archive is not: its bytes are read here, as many as a block has.
   rows, *rest = header.shape
   width = math.prod(rest)
   row_bytes = header.dtype.itemsize * width

@@ -231,6 +231,8 @@ def attention(q: Array, k: Array, v: Array, heads: int, dtype: Any) -> Array:
   def by_head(x: Array) -> Array:
     return x.reshape(*x.shape[:2], heads, dim).swapaxes(1, 2)
 
+  # The largest score is taken off, so that no exponential overflows. The sum of
+  # the weights divides what is mixed, [q, dim], and not the weights, [q, t].
   scores = matmul(by_head(q) * dim**-0.5, by_head(k).swapaxes(2, 3))
   weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
   mixed = matmul(weights.astype(dtype), by_head(v))
@@ -288,6 +290,8 @@ def infer_network(arrays: Arrays, embedding: str | None) -> ViT:
   (the exact one). The default embedding is attention pooling, else the class
   token, else the mean.
   """
+  # Nearly everything follows from names and shapes of the arrays, so that a
+  # file itself tells which network it belongs to.
   width, _, patch, _ = arrays["patch_embed.proj.weight"].shape
   hidden = arrays["blocks.0.mlp.fc2.weight"].shape[1]
   mlp = "gelu"
@@ -377,6 +381,8 @@ def adapt_weights(network: ViT, arrays: Arrays, image_size: int) -> Arrays:
   the host: their bits do not depend on the device. ValueError: the image size
   is smaller than a patch.
   """
+  # Positions were learned on one grid of patches, and those of another lie
+  # between them. Tokens in front lie nowhere: theirs stay as they are.
   grid_side = image_size // network.patch
   if grid_side == 0:
     raise ValueError(f"image size {image_size} is below a patch's")

@@ -84,6 +84,7 @@ def find_duplicates(cache: FeatureCache) -> Duplicates:
       first = embedding[:1]
     num_other_rows += len(embedding)
     is_constant = is_constant and bool((embedding == first).all())
+    # A key of zeros is that of an imported row of zeros, which is no image.
     is_image = rows["image_key"].any(axis=1)
     keys.append(rows["image_key"][is_image])
     labels.append(rows["label"][is_image])

@@ -145,6 +145,9 @@ def encode_shard(rows: Rows, job: CacheJob, index: int) -> tuple[Shard, bytes]:
     path = os.path.join(folder, "shard")
     with files.disk_errors(folder):
       try:
+        # Uncompressed: the same rows are the same bytes whatever the version of
+        # a compressor, and a reader never unfolds more than the file has. A
+        # record is a group by itself, so that each can be read alone.
         writer = array_record_module.ArrayRecordWriter(
           path, "group_size:1,uncompressed"
         )
@@ -291,6 +294,8 @@ def _max_shard_bytes(info: CacheInfo) -> int:
   for column in info.columns().values():
     row_bytes += column.dtype.itemsize * math.prod(column.shape)
   num_rows = min(info.shard_rows, info.source_num_examples)
+  # Generous: it is to refuse what could not be a shard before that is in
+  # memory, and not to measure one.
   return 2 * row_bytes * num_rows + _MAX_OVERHEAD_BYTES
 
 

@@ -160,15 +160,17 @@ def _check_same_job(
   )
 
 
-def _differences(there: Any, now: Any, name: str = "") -> Iterator[str]:
+def _differences(
+  existing: Any, requested: Any, name: str = ""
+) -> Iterator[str]:
   """Says what differs between two JSON values, field by field."""
-  if isinstance(there, dict) and isinstance(now, dict):
-    for key in sorted(there.keys() | now.keys()):
+  if isinstance(existing, dict) and isinstance(requested, dict):
+    for key in sorted(existing.keys() | requested.keys()):
       inner = f"{name}.{key}".lstrip(".")
-      yield from _differences(there.get(key), now.get(key), inner)
-  elif there != now:
-    before = json.dumps(there)[:_SHOWN_CHARACTERS]
-    after = json.dumps(now)[:_SHOWN_CHARACTERS]
+      yield from _differences(existing.get(key), requested.get(key), inner)
+  elif existing != requested:
+    before = json.dumps(existing)[:_SHOWN_CHARACTERS]
+    after = json.dumps(requested)[:_SHOWN_CHARACTERS]
     words = _WORDS_OF_FIELDS.get(name, name)
     yield f"{words} is {before} there and {after} now"
 

@@ -266,6 +266,7 @@ def _collect(
     "image_key": np.array([example.key for example in group], np.uint64),
   }
   if unit == DISTINCT_IMAGE:
+    # The owner of a row is its image, which is known only now that it was read.
     rows["unit_id"] = image_units(rows["image_key"])
   elif unit != EXAMPLE:
     rows["unit_id"] = np.array([example.unit for example in group], np.int64)
@@ -366,6 +367,8 @@ def extract_shard(
     InputError: the source or `out` is at fault.
     RunError: a store or a disk failed, or `out` is another job's.
   """
+  # The same shard may be asked for twice, by another worker or after a crash:
+  # what is there is described again, and nothing is computed.
   info = job.cache.info
   existing = load_existing_shard(job.out, job.cache, info.shard_name(index))
   if existing is not None:

@@ -332,14 +332,14 @@ def _refuse_derived(
 
   Each would be a row of its own, and a photograph be in several.
   """
-  found: list[str] = []
+  beside: list[str] = []
   for path, originals in derived.items():
     if any(path_of.get(stem, path) != path for stem in originals):
-      found.append(path)
-  if found:
+      beside.append(path)
+  if beside:
     raise InputError(
       f"{root!r} has masks or small copies beside their images:"
-      f" {format_names(found)}; move them out of the folder, or rename them if"
+      f" {format_names(beside)}; move them out of the folder, or rename them if"
       " they are photographs of their own."
     )
 

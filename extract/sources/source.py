@@ -146,7 +146,7 @@ class Source:
       sizes = [file.size for file in self.files[start:stop]]
     return np.stack([numbers, np.zeros_like(numbers), sizes], axis=1)
 
-  def _found(self, place: int) -> tuple[int, str, int, int]:
+  def _locate(self, place: int) -> tuple[int, str, int, int]:
     """The number of an example's file, its column, and its location there."""
     if self.locations is None:
       return place, "", 0, self.files[place].size
@@ -156,7 +156,7 @@ class Source:
 
   def image(self, index: int) -> ImageData:
     """The image of an example, undecoded."""
-    number, column, first, second = self._found(self._place(index))
+    number, column, first, second = self._locate(self._place(index))
     # A file is opened anew for each image, so that threads and processes share
     # a source freely. Formats keep what is worth keeping.
     listed = self.files[number]
@@ -169,7 +169,7 @@ class Source:
     Returns:
       The path of the file, the column, and the two numbers of the location.
     """
-    number, column, first, second = self._found(self._place(index))
+    number, column, first, second = self._locate(self._place(index))
     path = os.path.join(self.root, self.files[number].path)
     return path, column, first, second
 
@@ -189,6 +189,9 @@ class Source:
     path = os.path.join(self.root, self.files[number].path)
     if self.locations is None or not format_of(path).is_table:
       return path
+    # Rows of a file lie together, in the order of its own rows, so that the
+    # first of them is found by bisection. A process that knows a part of the
+    # listing may know the first file of it from a later row on.
     row = place - np.searchsorted(self.locations[:, 0], number)
     if number == self.locations[0, 0]:
       row += self.first_row

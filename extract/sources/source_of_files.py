@@ -83,6 +83,8 @@ def labeled_source(config: SourceConfig, files: Sequence[File]) -> Source:
     config.location[0],
     (all_rows[0].label_column, config.units),
   )
+  # Without a unit each row is protected by itself, which is the wrong promise
+  # where a column says whose it is; with one, owners must be what they seem.
   unit_ids = None
   if config.units is None:
     unused: set[str] = set()
@@ -123,6 +125,7 @@ def _are_labels_numbers(rows: FileRows) -> bool:
   """Whether labels are numbers, which nothing says the meaning of."""
   if rows.are_indices or not len(rows.labels):
     return False
+  # All labels of a file are of one kind, by its format: one stands for all.
   first = rows.labels[0]  # tars have text alone
   return type(first) is int or (type(first) is str and first.isdecimal())
 

@@ -206,9 +206,9 @@ def _lowest_classes(recall: dict[str, float | None]) -> Sequence[str]:
   without_rows = [name for name, share in recall.items() if share is None]
   if without_rows:
     names = ", ".join(without_rows[:_CLASSES_SHOWN])
-    more = len(without_rows) - _CLASSES_SHOWN
-    if more > 0:
-      names += f" and {more} more"
+    num_unnamed = len(without_rows) - _CLASSES_SHOWN
+    if num_unnamed > 0:
+      names += f" and {num_unnamed} more"
     lines.append(
       f"  no test rows: {names}; `balanced` is the mean of the other classes"
     )

@@ -342,6 +342,8 @@ def _find_unfinished(
   the run was killed before it could show them. InputError: one is another
   run's.
   """
+  # The place of a run tells it from others, and its identity must then be the
+  # same: a charge that pays for one head must not pay for another there.
   recorded = _recorded_identity(identity, requests)
   released = {}
   for entry in ledger.select("left"):
@@ -394,6 +396,8 @@ def _add_charges(
 def _add_new_keys(ledger: Transaction, request: ChargeRequest) -> None:
   """Writes the keys of rows that the data set did not have yet."""
   for kind, keys in request.keys.items():
+    # Each run of a data set brings the same rows again; the file would grow by
+    # all of them each time.
     old = ledger.read_keys(request.dataset, kind)
     new = np.setdiff1d(keys, old, assume_unique=True)
     if len(new):

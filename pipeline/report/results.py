@@ -136,6 +136,8 @@ def _csv_of(heads: Sequence[Mapping[str, Any]]) -> bytes:
 def _json_of(
   heads: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> bytes:
+  # Python writes Infinity, which is no JSON: other programs could not read the
+  # file of a run that has a baseline.
   plain_heads = []
   for head in heads:
     plain = dict(head)

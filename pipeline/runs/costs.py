@@ -95,6 +95,7 @@ def describe_cost(cost: DatasetCost, verb: str) -> str:
     cost: of one data set.
     verb: what becomes of it, such as "is charged".
   """
+  # Compared as they are shown: two numbers that look the same are said once.
   own = format_rounded_up(cost.epsilon)
   total = format_rounded_up(cost.total_epsilon)
   if own == total:

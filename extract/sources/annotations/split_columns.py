@@ -236,15 +236,16 @@ def warn_of_indices(place: str, names: Iterable[str]) -> None:
     place: where they are, for the message.
     names: of all arrays that lie beside the rows.
   """
-  found: list[str] = []
+  choosing: list[str] = []
   for name in names:
     words = {word.lower() for word in words_of(name)}
     if words & _INDEX_WORDS and split_words(name):
-      found.append(name)
-  if found:
+      choosing.append(name)
+  if choosing:
     print(
-      f"WARNING: {escaped(place)}: {format_names(found)} not used: all rows are"
-      " read as one split; if they choose rows, write a file of each split.",
+      f"WARNING: {escaped(place)}: {format_names(choosing)} not used: all rows"
+      " are read as one split; if they choose rows, write a file of each"
+      " split.",
       file=sys.stderr,
     )
 
@@ -256,15 +257,15 @@ def warn_of_unread_splits(place: str, columns: Iterable[str]) -> None:
     place: where they are, for the message.
     columns: those that are not used, and whose values are read later.
   """
-  found: list[str] = []
+  unused: list[str] = []
   for column in sorted(columns):
     if is_split_column(column) or _is_flag_of_split(column):
-      found.append(column)
-  if found:
+      unused.append(column)
+  if unused:
     print(
-      f"WARNING: {escaped(place)}: {format_names(found)} not used: all rows are"
-      " read as one split; if that says which of them are for tests, prepare a"
-      " split of each.",
+      f"WARNING: {escaped(place)}: {format_names(unused)} not used: all rows"
+      " are read as one split; if that says which of them are for tests,"
+      " prepare a split of each.",
       file=sys.stderr,
     )
 

@@ -260,9 +260,9 @@ def _check_shards(place: str, paths: Sequence[str]) -> None:
     missing += max(totals) - len(places)
   # Files that are numbered 000000, 000001 … without a total: a few that are
   # missing between them. (Numbers far apart are names of something.)
-  for found in numbers.values():
-    between = max(found) - min(found) + 1 - len(found)
-    if min(found) <= 1 and between < len(found):
+  for present in numbers.values():
+    between = max(present) - min(present) + 1 - len(present)
+    if min(present) <= 1 and between < len(present):
       missing += between
   if missing:
     print(

@@ -28,7 +28,8 @@ _NUM_VALUES = 1
 # Types of Thrift's compact protocol.
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64 = range(7)
 _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(7, 13)
-_LONG_LIST = 15
+# A varint has seven bits a byte, so that 64 bits take ten. In a header there is
+# a struct of the kind of page, and one of its statistics in that.
 _MOST_VARINT_BYTES = 10
 _MOST_NESTING = 8
 
@@ -68,6 +69,8 @@ def checked_pages(
     ValueError: a header is damaged.
   """
   what = f"a page of column {column!r}"
+  # The dictionary, if there is one, lies before the first page of data. Some
+  # writers state a place of 0 where there is none.
   position = chunk.data_page_offset
   if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < position:
     position = chunk.dictionary_page_offset

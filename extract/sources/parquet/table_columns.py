@@ -33,6 +33,8 @@ def read_values(content: Any, path: str, column: str) -> list[Any]:
   Raises:
     InputError: the column unfolds to too many rows or bytes.
   """
+  # The column is measured before any of it is unfolded, and rows are counted as
+  # they come: a run of a billion equal labels is a few bytes of its page.
   table = open_parquet(content, column)
   num_bytes = 0
   for group in row_groups(table):
@@ -67,6 +69,8 @@ def python_values(path: str, column: str, array: pa.Array) -> list[Any]:
     check_bytes(path, f"a value of {column!r}", longest, MAX_WORD_BYTES)
   if not is_dictionary:
     return array.to_pylist()
+  # Rows refer to the same few words: each becomes one Python string, which all
+  # its rows share.
   shared = words.to_pylist()
   values: list[Any] = []
   for index in array.indices.to_pylist():
@@ -84,6 +88,8 @@ def is_plain(kind: pa.DataType) -> bool:
 
 def inner_columns(schema: pa.Schema) -> list[str]:
   """The names of plain values within structs, such as meta.split."""
+  # Spark and `datasets` write nested records as structs, where a split or an
+  # owner is as easily overlooked as it matters.
   names: list[str] = []
   unseen = [(field.name, field.type) for field in schema]
   while unseen:
@@ -229,6 +235,8 @@ def measure_column(
       num_values += chunk.num_values
       unfolded += max(chunk.total_uncompressed_size, chunk.num_values)
     for page in checked_pages(content, path, column, chunk):
+      # Arrow copies the dictionary for each batch: whoever reads some rows has
+      # to know how large it is.
       if page.is_dictionary:
         dictionary = max(dictionary, page.unfolded_bytes)
       if first_page:
@@ -240,6 +248,8 @@ def measure_column(
 
 def unfolded_bytes(images: pa.Array) -> int:
   """Bytes of a batch of cells if each row had a copy of its own."""
+  # A dictionary's cell is decoded once for each row that refers to it: the time
+  # of a job follows from these bytes, and not from those in memory.
   if isinstance(images.type, pa.StructType):
     place = images.type.get_field_index("bytes")
     if place < 0:
