@@ -218,6 +218,10 @@ def _read_records(path: str, size: int) -> Iterator[bytes]:
   """
   try:
     reader = array_record_module.ArrayRecordReader(path, "max_parallelism:0")
+    # Looked at before a record is read: a compressed one of some kilobytes may
+    # unfold to gigabytes.
+    if "uncompressed" not in reader.writer_options_string().split(","):
+      raise ValueError("it is compressed")
     for _ in range(reader.num_records()):
       record = reader.read()
       size -= len(record)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def fit_metadata(out, **changes) -> None:
   state(out, bytes=len(data), sha256=sha256, **changes)
 
 
-def write_records(out, records, options="group_size:1") -> None:
+def write_records(out, records, options="group_size:1,uncompressed") -> None:
   """Writes these records as the first shard."""
   from array_record.python import array_record_module
 
@@ -197,7 +198,13 @@ def test_check_cache_unfolds_no_compressed_record(out, rows):
   write_records(out, [bytes(1 << 26)], "group_size:1,zstd")
   fit_metadata(out)
 
-  assert finds(out, "(it is not an ArrayRecord file")
+  tracemalloc.start()
+  found = finds(out, "(it is not an ArrayRecord file")
+  _, most_bytes = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+
+  assert found
+  assert most_bytes < 1 << 24
 
 
 def test_check_cache_finds_another_hash(out, rows):
