@@ -5,12 +5,14 @@ label are parsed, and the image stays the bytes of its file. tfds:FOLDER is one
 that is prepared, by its folder.
 """
 
+import bisect
 import functools
+import itertools
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -20,6 +22,7 @@ from jaxtyping import Int32
 from oneshot_dp.configs.errors import (
   InputError,
   RunError,
+  check_name,
   check_num_classes,
   one_line,
 )
@@ -28,7 +31,6 @@ from oneshot_dp.configs.extract_config import (
   SourceConfig,
   check_unit_name,
 )
-from oneshot_dp.extract.files import open_regular
 from oneshot_dp.extract.sources.annotations.labels import (
   class_names,
   resolve_choice,
@@ -41,10 +43,10 @@ from oneshot_dp.extract.sources.annotations.split_columns import (
   warn_of_unread_splits,
 )
 from oneshot_dp.extract.sources.listed_files import File, readable_as
+from oneshot_dp.extract.sources.record_chunks import check_chunks
 from oneshot_dp.extract.sources.source import Example, Source
+from oneshot_dp.extract.sources.tfds_safety import check_metadata
 
-_MAX_METADATA_BYTES = 1 << 20
-"""A larger file is refused: ImageNet-21k's names take 300 kB."""
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
 _F = tfds.features
 
@@ -52,6 +54,24 @@ _F = tfds.features
 def unread_labels(num_examples: int) -> Int32[np.ndarray, " n"]:
   """Zeros, which take no memory, for labels that are read with the images."""
   return np.broadcast_to(np.int32(0), num_examples)
+
+
+class _Opened(NamedTuple):
+  """A split as one process reads it.
+
+  Attributes:
+    records: TFDS's own list of the records of all files.
+    features: what parses a record.
+    decoders: what leaves an image the bytes of its file.
+    paths: of the files.
+    ends: the index behind the last example of each file.
+  """
+
+  records: Any
+  features: Any
+  decoders: Any
+  paths: list[str]
+  ends: list[int]
 
 
 class Tfds(Source):
@@ -68,16 +88,21 @@ class Tfds(Source):
     if not 0 <= index < len(self):
       raise IndexError(f"{index} is not in [0, {len(self)}).")
     # Records are opened once in each process: what reads them cannot travel.
-    records, features, decoders = self._opened
+    opened = self._opened
+    file_index = bisect.bisect_right(opened.ends, index)
     try:
-      record = records[index]
-    except RuntimeError as error:
+      check_chunks(opened.paths[file_index], self.files[file_index].size)
+      record = opened.records[index]
+    except (OSError, RuntimeError) as error:
       raise RunError(
         f"{self.display_path(index)} cannot be read: {one_line(error)}."
       ) from error
-    row = features.deserialize_example_np(record, decoders=decoders)
     image_key, label_key, *unit_keys = self.columns
-    label = int(row[label_key])
+    with readable_as(self.display_path(index), "example of TFDS"):
+      row = opened.features.deserialize_example_np(
+        record, decoders=opened.decoders
+      )
+      label = int(row[label_key])
     if not 0 <= label < len(self.class_names):
       raise InputError(
         f"{self.display_path(index)} has a label that is none of its"
@@ -99,7 +124,7 @@ class Tfds(Source):
     _ = self._opened
 
   @functools.cached_property
-  def _opened(self) -> tuple[Any, Any, Any]:
+  def _opened(self) -> "_Opened":
     """The records, and what parses them, in this process."""
     builder = _prepared_builder(self.root, None)
     # Workers open the data set by themselves, and it may be another one there.
@@ -113,8 +138,14 @@ class Tfds(Source):
       self.split, deserialize_method=raw, file_format=_ARRAY_RECORD
     )
     features = {key: builder.info.features[key] for key in self.columns}
-    decoders = {self.columns[0]: tfds.decode.SkipDecoding()}
-    return records, _F.FeaturesDict(features), decoders
+    parts = builder.info.splits[self.split].file_instructions
+    return _Opened(
+      records=records,
+      features=_F.FeaturesDict(features),
+      decoders={self.columns[0]: tfds.decode.SkipDecoding()},
+      paths=[os.fspath(part.filename) for part in parts],
+      ends=list(itertools.accumulate(part.examples_in_shard for part in parts)),
+    )
 
 
 def open_tfds(config: SourceConfig) -> Tfds:
@@ -148,6 +179,7 @@ def open_tfds(config: SourceConfig) -> Tfds:
     check_unused_owners(place, _names_of(features) - set(columns))
   warn_of_unread_splits(place, _names_of(features) - set(columns))
   full_name = builder.info.full_name
+  check_name(place, full_name)
   sizes: dict[str, int] = {}
   for name, info in builder.info.splits.items():
     if info.num_examples > 0:
@@ -264,7 +296,7 @@ def _prepared_builder(place: str, data_dir: str | None) -> Any:
 
 def _builder_of_folder(folder: str) -> Any:
   """The builder of a prepared folder, whatever the folder is called."""
-  _check_metadata(folder)
+  check_metadata(folder)
   _refuse_unprepared(folder)
   with readable_as(f"tfds:{folder}", "data set of TFDS"):
     return tfds.builder_from_directory(folder)
@@ -276,7 +308,7 @@ def _builder_of_name(name: str, data_dir: str | None) -> Any:
     os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR),
     re.split("[/:]", name)[0],
   )
-  _check_metadata(known_folder)
+  check_metadata(known_folder)
   # Code of any data set runs here, and fails as it likes.
   try:
     builder = tfds.builder(name, data_dir=data_dir)
@@ -306,18 +338,3 @@ def _refuse_unprepared(folder: str) -> None:
         " Name the folder that has it, which is called after a version as in"
         " mnist/3.0.1, or prepare the data set again."
       )
-
-
-def _check_metadata(folder: str) -> None:
-  """Raises InputError where a file that TFDS would read whole is not sound.
-
-  The names of classes are a text file, and what the data set is are JSON files;
-  in a folder from somewhere else they may be a device, or a file of terabytes
-  that takes no room on the disk. A folder that does not exist has none.
-  """
-  for parent, _, names in os.walk(folder):
-    for name in names:
-      if name.endswith((".txt", ".json")):
-        path = os.path.join(parent, name)
-        with open_regular(path, _MAX_METADATA_BYTES):
-          pass

@@ -6,12 +6,14 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from array_record.python import array_record_module
 
 from oneshot_dp.configs.errors import RunError
 from oneshot_dp.extract.job.listing import encode_header, listing_digest
@@ -336,5 +338,90 @@ def test_a_lost_or_other_shard_is_named(copied, tmp_path):
   shard.unlink()
   with refused(rf"{shard.name}' cannot be read", RunError):
     reopen_from_listing(found)[3]
-  with refused(r"train\[3\] cannot be read: .*open", RunError):
+  with refused(r"train\[3\] cannot be read: .*No such file", RunError):
     found[3]
+
+
+def name_a_class(key, name):
+  """An edit of features.json: one more feature, of a class of this name."""
+
+  def change(features):
+    features["featuresDict"]["features"]["z"] = {key: name, "text": {}}
+
+  return change
+
+
+@pytest.mark.parametrize("key", ["pythonClassName", "python_class_name"])
+def test_features_of_foreign_classes_are_refused_unimported(copied, key):
+  edit_json(copied / "features.json", name_a_class(key, "antigravity.X"))
+
+  with refused(r"features\.json.* has features of 'antigravity\.X', Python"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+  assert "antigravity" not in sys.modules
+
+
+def test_foreign_classes_of_a_named_data_set_are_refused(copied):
+  edit_json(copied / "features.json", name_a_class("pythonClassName", "this.X"))
+
+  with refused("has features of 'this.X', Python code"):
+    pets(copied.parents[2])
+
+
+def test_foreign_classes_in_features_of_older_versions_are_refused(copied):
+  inner = json.dumps({"type": "this.X", "content": {}})
+  content = {"jsonFeature": {"json": inner}}
+  (copied / "features.json").write_text(json.dumps(content))
+
+  with refused("has features of 'this.X', Python code"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+
+def test_names_of_files_of_any_width_are_refused(copied):
+  def change(info):
+    info["splits"][0]["filepathTemplate"] = "{SPLIT:>999999999}"
+
+  edit_json(copied / "dataset_info.json", change)
+
+  with refused("is damaged: a name of files is '{SPLIT:>999999999}'"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+
+def test_a_config_that_could_forge_lines_is_refused(copied):
+  def change(info):
+    info["configName"] = "plain\x1b[2J"
+
+  edit_json(copied / "dataset_info.json", change)
+
+  with refused("contains control characters"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+
+def write_train_records(copied, records):
+  """Writes these records in place of the training split's."""
+  (shard,) = copied.glob("*-train.array_record-*")
+  writer = array_record_module.ArrayRecordWriter(str(shard), "group_size:1")
+  for record in records:
+    writer.write(record)
+  writer.close()
+  state_rows(copied, len(records))
+
+
+def test_a_record_that_unfolds_to_far_more_than_an_image_is_refused(copied):
+  write_train_records(copied, [b"x", bytes(1 << 27)])
+  source = open_dataset(f"tfds:{copied}", split="train")
+
+  tracemalloc.start()
+  with refused("a chunk unfolds from .* bytes to 134,217,728, more than"):
+    source[0]
+  _, most_bytes = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+
+  assert most_bytes < 1 << 24
+
+
+def test_a_record_that_is_no_example_is_one_line(copied):
+  write_train_records(copied, [b"\xff no example"])
+
+  with refused(r"train\[0\]' is not a readable example of TFDS"):
+    open_dataset(f"tfds:{copied}", split="train")[0]
