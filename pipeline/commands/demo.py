@@ -43,7 +43,8 @@ def run(flags: Flags) -> Answer:
   results = out / _RESULTS
   if results.exists():
     return Answer(
-      text=f"{results} exists already; name another --out to begin anew",
+      text=f"{results} is finished already: see report.html and results.csv;"
+      f" to start again, remove {out}, or name another --out",
       facts={"results": results},
     )
   _check_folder_is_ours(out)

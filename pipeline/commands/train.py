@@ -47,7 +47,7 @@ class Flags(TrainingFlags):
     name="from",
     group=HEAD_GROUP,
     help="Continue from a head trained on the same rows; only the difference"
-    " is charged (default: start anew).",
+    " is charged (default: start over).",
   ).default(None)
 
   def request(self) -> TrainRequest:

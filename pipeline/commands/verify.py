@@ -17,7 +17,7 @@ _HEAD_FILES = ("receipt.json", "head.safetensors")
 class Flags(CommandFlags):
   """Check a cache (every byte and row), or a head and its charge.
 
-  A receipt's numbers are computed anew, weights and card are compared with it,
+  A receipt's numbers are computed again, weights and card are compared with it,
   and the ledger is asked whether these very weights were charged. Exit status 1
   if anything is wrong, if the ledger does not know the head, or if there is no
   ledger. A card that was edited is noted, and is no fault.

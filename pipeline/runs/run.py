@@ -203,7 +203,7 @@ def _check_kept_heads(folder: Path) -> None:
 def _damaged_after_stop(folder: Path, fault: str) -> InputError:
   return InputError(
     f"{fault} It was kept from a run that was stopped: put it back. Once"
-    f" {folder} is removed, the same command is charged anew."
+    f" {folder} is removed, the same command is charged again."
   )
 
 
