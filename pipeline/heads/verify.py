@@ -198,13 +198,13 @@ def _difference_to_request(
   saved: SavedHead, cache: FeatureCache, delta: float
 ) -> str:
   """Says why this run cannot continue from a head; "" if it can."""
+  rows = f"it was trained with --rows {saved.stated['rows']!a}; pass the same"
+  if not saved.stated["rows"]:
+    rows = "it was trained on all rows; leave --rows out"
   expected = {
     "cache_fingerprint": (cache.info.fingerprint, "it is of another cache"),
     "private": (True, f"it is {NOT_PRIVATE}"),
-    "rows": (
-      str(cache.part),
-      f"it was trained with --rows {saved.stated['rows']!a}; pass the same",
-    ),
+    "rows": (str(cache.part), rows),
     "delta": (
       delta,
       f"its delta is {saved.stated['delta']}; pass the same --delta",

@@ -279,7 +279,7 @@ def _private_scores(
     for cost in costs:
       lines.append(describe_planned_cost(cost, was_charged=len(charge_ids) > 0))
   else:
-    lines.append(f"the noise is that of a seed, {NOT_PRIVATE}")
+    lines.append(f"the noise comes from a seed, {NOT_PRIVATE}")
   facts = {
     "labels": "private",
     "private": eval_rows.source.is_private,

@@ -100,7 +100,7 @@ def summary_of(plan: Plan, charge_ids: Sequence[str]) -> str:
   """
   costs = costs_with_ledger(plan, charge_ids)
   # With seeded noise no ε is stated, as none holds.
-  parts = [f"{_exposure_of(plan)}, in {plan.ledger.path}"]
+  parts = [f"{_exposure_of(plan)}; noted in {plan.ledger.path}"]
   if plan.source.is_private:
     charges = [describe_cost(cost, "is charged") for cost in costs]
     parts = [f"{'; '.join(charges)}, in {plan.ledger.path}"]
@@ -136,7 +136,7 @@ def end_of_dry_run(ledger: Ledger) -> str:
 
 
 def _exposure_of(plan: Plan) -> str:
-  text = f"the noise is that of a seed, {NOT_PRIVATE}"
+  text = f"the noise comes from a seed, {NOT_PRIVATE}"
   if plan.request.baseline:
     text += f", and heads without noise are shown, {NOT_PRIVATE}"
   return text

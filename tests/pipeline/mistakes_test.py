@@ -55,7 +55,7 @@ TRAIN --start start.npz -> must hold one vector for each class of the cache
 TRAIN --start text.txt -> 'text.txt' is not a readable npz
 TRAIN --balanced --head lamb -> balanced is for head 'auto', not for 'lamb';
 TRAIN --from head --epsilon 8 --delta 1e-6 -> its delta is 1e-05; pass the same
-TRAIN --from head --epsilon 8 --rows [:80%] -> --rows ''; pass the same
+TRAIN --from head --epsilon 8 --rows [:80%] -> on all rows; leave --rows out
 TRAIN --from head --epsilon 8 --cache one -> cannot continue from head: it is
 TRAIN --from head --epsilon 8 --ledger no -> cannot continue from head: NOT VE
 TRAIN --from seeded --epsilon 8 -> continue from seeded: it is NOT PRIVATE
