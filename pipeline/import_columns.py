@@ -234,18 +234,21 @@ def whole_numbers(path: str, name: str, values: np.ndarray) -> np.ndarray:
   Args:
     path: of the file, for the message.
     name: of the column, for the message.
-    values: [n] of any dtype.
+    values: [n] of any dtype; or [n, 1], as in MedMNIST.
 
   Raises:
     InputError: they are not whole numbers [n], or do not fit into int64.
   """
+  if values.ndim == 2 and values.shape[1] == 1:
+    values = values[:, 0]
   # An unsigned number past int64 would turn negative: another id, or a class
   # that does not exist.
   is_whole = values.dtype.kind in "iu" and values.ndim == 1
   if not is_whole or (values > np.iinfo(np.int64).max).any():
     raise InputError(
       f"{path}: {name} has dtype {values.dtype!s:.60} and shape"
-      f" {values.shape}; it must be whole numbers [n] of 64 bits."
+      f" {values.shape}; it must be whole numbers [n] of 64 bits: astype(int)"
+      " of others, argmax(axis=1) of one-hot rows."
     )
   return values.astype(np.int64)
 

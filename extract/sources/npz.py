@@ -1,9 +1,10 @@
 """Images in an npz: plain arrays, as numpy.savez writes them.
 
-`image` is uint8 [n, h, w, 3 or 1], `label` integers or strings [n],
-`class_names` strings [K], and there may be an array of whose each image is.
-With several splits in one file the arrays are `train_image`, `train_label` and
-so on. Arrays of Python objects are never unpickled.
+`image` is uint8 [n, h, w, 3 or 1] or [n, h, w], `label` integers or strings [n]
+or [n, 1], `class_names` strings [K], and there may be an array of whose each
+image is. With several splits in one file the arrays are `train_image`,
+`train_label` and so on; `images` and `labels` are understood as well. Arrays of
+Python objects are never unpickled.
 """
 
 import zipfile
@@ -62,7 +63,10 @@ def read_row(file: File, name: str, row: int, _: int = 0) -> np.ndarray:
     with listed_files.reopened(file, _NPZ) as content:
       return Npz(content, file.path).array(name, MAX_ARRAY_BYTES)
 
-  return _arrays.get((file, name), read)[row]
+  pixels = _arrays.get((file, name), read)[row]
+  if pixels.ndim == 2:  # gray without a channel
+    return pixels[..., None]
+  return pixels
 
 
 def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
@@ -92,21 +96,22 @@ def npz_rows(config: SourceConfig, file: File, *, labeled: bool) -> FileRows:
     npz = Npz(content, file.path)
     is_split = labeled and config.split in npz.splits()
     prefix = f"{config.split}_" if is_split else ""
-    image_key = prefix + (config.image or "image")
+    image_key = npz.singular_or_plural(prefix + (config.image or "image"))
     images = npz.array(image_key, MAX_ARRAY_BYTES)
     _check_images(file.path, image_key, images)
     rows = len(images)
     if labeled:
-      named = (image_key, prefix + label_key)
+      label_key = npz.singular_or_plural(prefix + label_key)
+      named = (image_key, label_key)
       refuse_differing_splits(file.path, config.split, named)
-      labels = npz.column(prefix + label_key, "iuU", rows)
+      labels = npz.column(label_key, "iuU", rows)
       # Of an npz with arrays for each split the prefix has said it all.
       if not is_split:
         used = (image_key, label_key, config.units)
         splits = _split_values(npz, file.path, used, rows)
       if "class_names" in npz.names:
         class_names = npz.column("class_names", "U")
-      used = (image_key, prefix + label_key, "class_names")
+      used = (image_key, label_key, "class_names")
       for name in npz.names:
         if name.startswith(prefix) and name not in used:
           other_columns.append(name.removeprefix(prefix))
@@ -170,10 +175,18 @@ class Npz:
     splits: list[str] = []
     names = set(self.names)
     for name in self.names:
-      split = name.removesuffix("_image")
-      if split != name and f"{split}_label" in names:
+      split = name.removesuffix("s").removesuffix("_image")
+      has_labels = {f"{split}_label", f"{split}_labels"} & names
+      if f"{split}_image" in name and has_labels and split not in splits:
         splits.append(split)
     return splits
+
+  def singular_or_plural(self, name: str) -> str:
+    """The name of an array, or with an s where only that one is there."""
+    plural = f"{name}s"
+    if name not in self.names and plural in self.names:
+      return plural
+    return name
 
   def array(self, name: str, max_bytes: int) -> np.ndarray:
     """An array of at most so many bytes.
@@ -217,6 +230,8 @@ class Npz:
       InputError: it is missing, too large, of another dtype, shape or length.
     """
     values = self.array(name, MAX_COLUMN_BYTES)
+    if values.ndim == 2 and values.shape[1] == 1:  # as in MedMNIST
+      values = values[:, 0]
     if values.dtype.kind not in kinds or values.ndim != 1:
       raise InputError(
         f"{self._path!r}: {name!r} is {values.dtype} {list(values.shape)}: it"
@@ -265,11 +280,13 @@ class Npz:
 
 def _check_images(path: str, name: str, images: np.ndarray) -> None:
   shape = images.shape
-  is_image = images.dtype == np.uint8 and len(shape) == 4 and 0 not in shape
-  if not is_image or shape[3] not in (1, 3):
+  # (An array [h, w, 3] is one image, and not h images of a width of 3.)
+  is_gray = len(shape) == 3 and shape[2] > 4
+  is_image = is_gray or (len(shape) == 4 and shape[3] in (1, 3))
+  if images.dtype != np.uint8 or not is_image or 0 in shape:
     raise InputError(
       f"{path!r}: {name!r} is {images.dtype} {list(shape)}: images must be"
-      " uint8 [n, h, w, 3] or [n, h, w, 1], and not empty."
+      " uint8 [n, h, w, 3], [n, h, w, 1] or [n, h, w], and not empty."
     )
   check_rows(path, len(images))
   # Pixels of 0 to 1, or 0 to 16 as scikit-learn's digits have them, are black

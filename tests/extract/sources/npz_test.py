@@ -95,6 +95,22 @@ def test_an_npz_of_two_splits_without_a_choice_is_refused(
     open_dataset(path, split=split)
 
 
+def test_an_npz_in_the_form_of_medmnist_is_read(tmp_path):
+  """Plural names, labels [n, 1], and gray images without a channel."""
+  values: dict[str, Any] = {}
+  for split, rows in (("train", 7), ("val", 4), ("test", 2)):
+    arrays = make_arrays(rows, channels=1)
+    values[f"{split}_images"] = np.repeat(arrays["image"][..., 0], 2, axis=2)
+    values[f"{split}_labels"] = arrays["label"][:, None].astype(np.uint8)
+  path = save_npz(tmp_path, **values)
+
+  source = open_dataset(path, split="val", num_classes=3)
+
+  assert [example.label for example in source] == [0, 1, 2, 0]
+  image = values["val_images"][3][..., None]
+  np.testing.assert_array_equal(source[3].image, image, strict=True)
+
+
 def test_an_npz_of_one_named_split_needs_no_flag(tmp_path):
   train = {f"train_{key}": value for key, value in make_arrays().items()}
   source = open_dataset(save_npz(tmp_path, **train), num_classes=4)
@@ -111,12 +127,12 @@ DATES = np.full(7, np.datetime64("2020-01-01"))
     ({"image": None}, "has no array 'image': has 'label', 'class_names'"),
     ({"label": None}, "has no array 'label'"),
     ({"image": np.zeros((7, 4, 5, 3))}, r"float64 \[7, 4, 5, 3\]: images must"),
-    ({"image": np.zeros((7, 4, 5), np.uint8)}, r"uint8 \[7, 4, 5\]: im"),
-    ({"image": np.zeros((7, 4, 5, 4), np.uint8)}, r"\[n, h, w, 3\] or"),
+    ({"image": np.zeros((7, 4, 3), np.uint8)}, r"uint8 \[7, 4, 3\]: im"),
+    ({"image": np.zeros((7, 4, 5, 4), np.uint8)}, r"uint8 \[n, h, w, 3\], "),
     ({"image": np.zeros((7, 0, 5, 3), np.uint8)}, "and not empty"),
     ({"image": STRUCTURED}, "must be uint8"),
     ({"label": np.arange(6) % 3}, "damaged: 6 of 7 rows"),
-    ({"label": np.zeros((7, 1), int)}, r"int64 \[7, 1\]: it must"),
+    ({"label": np.zeros((7, 2), int)}, r"int64 \[7, 2\]: it must"),
     ({"label": np.arange(7) % 3 / 1.0}, "float64 .*a list of integers"),
     ({"label": np.zeros(7, bool)}, "bool .*a list of integers"),
     ({"label": DATES}, r"datetime64\[D\] .*of integers"),
