@@ -47,6 +47,7 @@ from oneshot_dp.extract.sources.record_chunks import check_chunks
 from oneshot_dp.extract.sources.source import Example, Source
 from oneshot_dp.extract.sources.tfds_safety import check_metadata
 
+_SHOWN_CHARACTERS = 300
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD
 _F = tfds.features
 
@@ -102,6 +103,10 @@ class Tfds(Source):
       row = opened.features.deserialize_example_np(
         record, decoders=opened.decoders
       )
+      # A record may lack what the metadata say that it has.
+      missing = [key for key in self.columns if row[key] is None]
+      if missing:
+        raise ValueError(f"it has no {missing[0]!r}")
       label = int(row[label_key])
     if not 0 <= label < len(self.class_names):
       raise InputError(
@@ -238,16 +243,30 @@ def _is_integer(feature: Any) -> bool:
 
 
 def _files_of(builder: Any, split: str) -> tuple[File, ...]:
-  """The files of a split, with their sizes."""
+  """The files of a split, with their sizes.
+
+  Raises:
+    InputError: the metadata state no names of files in the folder.
+    RunError: a file is not there.
+  """
+  folder = os.path.abspath(builder.data_dir)
+  with readable_as(f"tfds:{folder}", "data set of TFDS"):
+    parts = builder.info.splits[split].file_instructions
+    paths = [os.fspath(part.filename) for part in parts]
   files: list[File] = []
-  for part in builder.info.splits[split].file_instructions:
-    path = part.filename
+  for path in paths:
+    # A template of names may lead anywhere, such as to another data set.
+    if not os.path.abspath(path).startswith(f"{folder}{os.sep}"):
+      raise InputError(
+        f"{folder!r}: dataset_info.json states a file that is not in the"
+        f" folder, {path[:_SHOWN_CHARACTERS]!r}: prepare the data set again."
+      )
     try:
       files.append(File(os.path.basename(path), os.path.getsize(path), 0))
     except OSError as error:
       raise RunError(
-        f"{path!r} cannot be read: {error.strerror}; prepare the data set"
-        " again."
+        f"{path[:_SHOWN_CHARACTERS]!r} cannot be read: {error.strerror};"
+        " prepare the data set again."
       ) from error
   return tuple(files)
 

@@ -261,7 +261,7 @@ def _prepare_process() -> None:
 
 
 def _one_line_warning(message: object, *_: object, **__: object) -> str:
-  return f"warning: {' '.join(str(message).split())}\n"
+  return f"WARNING: {' '.join(str(message).split())}\n"
 
 
 @functools.cache

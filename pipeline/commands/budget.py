@@ -116,7 +116,7 @@ def _set_cap(
     dataset, cap, keys_of(cache.blocks()), adds_rows=adds_rows
   )
   for warning in warnings:
-    print(f"warning: {warning}", file=sys.stderr)
+    print(f"WARNING: {warning}", file=sys.stderr)
 
 
 def _show(ledger: "Ledger", dataset: str | None) -> Answer:

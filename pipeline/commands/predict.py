@@ -86,7 +86,7 @@ def run(flags: Flags) -> Answer:
     _check_out(flags)
   saved = read_head(flags.head)
   if not saved.trained.private:
-    print(f"warning: this head is {NOT_PRIVATE}.", file=sys.stderr)
+    print(f"WARNING: this head is {NOT_PRIVATE}.", file=sys.stderr)
   # Rows are embedded while the table is made, and broken images are found only
   # then: the list fills up as `predict` reads the rows.
   broken: list[str] = []

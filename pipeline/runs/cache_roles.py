@@ -151,12 +151,18 @@ def check_same_kind(
   if class_names is None:
     return
   difference = describe_class_difference(class_names, info.class_names)
-  if difference:
+  if not difference:
+    return
+  if sorted(class_names) == sorted(info.class_names):
     raise InputError(
-      f"{name} and {other} have different classes, or a different order of"
-      f" them: {difference}; extract or import one of them again with the"
-      " --class-names of the other."
+      f"{name} and {other} have their classes in different orders:"
+      f" {difference}; leave the test set out, and give it to `oneshot-dp"
+      " evaluate` afterwards, which goes by the names of classes."
     )
+  raise InputError(
+    f"{name} and {other} have different classes: {difference}; extract or"
+    " import one of them again with the --class-names of the other."
+  )
 
 
 def describe_class_difference(one: Sequence[str], other: Sequence[str]) -> str:

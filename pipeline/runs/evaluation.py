@@ -6,12 +6,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.configs.extract_config import has_several_owners
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.cache.format import check_views
 from oneshot_dp.extract.cache.read import FeatureCache
 from oneshot_dp.linear_dp.accounting import format_rounded_up
+from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 from oneshot_dp.linear_dp.noise import NoiseSource
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.heads.head_folder import SavedHead, read_head
@@ -58,10 +61,11 @@ def score_head(request: EvalRequest) -> tuple[Scores, Sequence[str]]:
   """
   saved, eval_rows, ledger = _open_evaluation(request)
   class_names = eval_rows.role.cache.info.class_names
+  head = _head_in_order(saved, class_names)
   if eval_rows.budget is None:
     for note in _check_labels_are_public(request, saved, eval_rows, ledger):
       print(note, file=sys.stderr)
-    return eval_rows.score([saved.trained.head]), class_names
+    return eval_rows.score([head]), class_names
   requests = eval_rows.charge_requests()
   charge_ids = ledger.charge(
     requests,
@@ -75,7 +79,7 @@ def score_head(request: EvalRequest) -> tuple[Scores, Sequence[str]]:
       )
       charge = f"{describe_cost(cost, 'is charged')}, in {ledger.path}"
       print(charge, file=sys.stderr)
-    scores = eval_rows.score([saved.trained.head])
+    scores = eval_rows.score([head])
     # The charge pays for one answer. It is noted first: an answer that is in
     # view before could be drawn again, with other noise, by a second command or
     # after a kill, and their mean has less noise than was paid for.
@@ -129,10 +133,14 @@ def _open_evaluation(
     source=NoiseSource(request.noise_seed),
     allow_weak_privacy=request.allow_weak_privacy,
   )
+  class_names = saved.stated["class_names"]
+  cache_names = eval_rows.role.cache.info.class_names
+  if sorted(class_names) == sorted(cache_names):
+    class_names = cache_names  # `_head_in_order` goes by the names
   check_same_kind(
     request.head,
     saved.stated["backbone_fingerprint"],
-    saved.stated["class_names"],
+    class_names,
     eval_rows.role,
   )
   check_views(
@@ -142,6 +150,23 @@ def _open_evaluation(
     eval_rows.role.cache.info.views,
   )
   return saved, eval_rows, ledger
+
+
+def _head_in_order(saved: SavedHead, class_names: Sequence[str]) -> LinearHead:
+  """The head with its classes in the order of a cache, by their names.
+
+  Two files may number the same classes differently, as ClassLabels do.
+  """
+  head = saved.trained.head
+  number_of: dict[str, int] = {}
+  for number, name in enumerate(saved.stated["class_names"]):
+    number_of[name] = number
+  order = [number_of[name] for name in class_names]
+  return dataclasses.replace(
+    head,
+    kernel=np.asarray(head.kernel)[:, order],
+    bias=np.asarray(head.bias)[order],
+  )
 
 
 @contextlib.contextmanager
@@ -187,10 +212,15 @@ def _check_labels_are_public(
     ledger,
     allow_duplicates=request.eval_set.allow_duplicates,
   )
-  if saved.stated["weights_sha256"] not in ledger.heads():
+  # Of the cache that the receipt names, the parts that were compared are all.
+  cache = eval_rows.role.cache
+  is_known = saved.stated["weights_sha256"] in ledger.heads()
+  is_same_cache = saved.stated["cache_fingerprint"] == cache.info.fingerprint
+  if not (is_known or is_same_cache):
     notes.append(
-      f"note: {ledger.path} does not know this head, so whether it was trained"
-      f" on rows of {eval_rows.role.cache.name} was not checked"
+      f"note: {ledger.path} does not know this head: that it was not trained on"
+      f" rows of {cache.name} is what its receipt says, and was not checked by"
+      " content"
     )
   return notes
 
@@ -309,6 +339,6 @@ def _warnings_of_noise(eval_rows: EvalRows) -> list[str]:
   if noise <= _LARGE_NOISE:
     return []
   return [
-    f"warning: noise of ±{100 * noise:.3g} points tells little of a head: give"
+    f"WARNING: noise of ±{100 * noise:.3g} points tells little of a head: give"
     " more test rows or a larger epsilon"
   ]

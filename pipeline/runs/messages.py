@@ -31,7 +31,7 @@ def warnings_of(plan: Plan) -> list[str]:
   warnings = list(plan.notes)
   if info.num_classes_source not in ("class_names", "flag"):
     warnings.append(
-      "warning: the number of classes was read off the private labels; the"
+      "WARNING: the number of classes was read off the private labels; the"
       " guarantee holds only if it is public: import with --num-classes, or"
       " extract with --class-names"
     )
@@ -41,7 +41,7 @@ def warnings_of(plan: Plan) -> list[str]:
   )
   if few_rows:
     warnings.append(
-      f"warning: {few_rows}; give more rows, fewer classes or a larger epsilon"
+      f"WARNING: {few_rows}; give more rows, fewer classes or a larger epsilon"
       " (README has a table of accuracies)"
     )
   if info.has_units:
@@ -71,7 +71,7 @@ def _similar_class_names(class_names: Sequence[str]) -> list[str]:
   for first, *others in names_alike(class_names):
     for other in others:
       warnings.append(
-        f"warning: {first!a} and {other!a} are two classes: if they are one,"
+        f"WARNING: {first!a} and {other!a} are two classes: if they are one,"
         " rename one of them and extract again"
       )
   return warnings

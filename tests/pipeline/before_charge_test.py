@@ -83,7 +83,7 @@ class TestWarnings:
     charge = type(ledger).charge
 
     def charge_after_warning(self, *arguments, **options):
-      assert "warning: about 3 rows of each class" in capsys.readouterr().err
+      assert "WARNING: about 3 rows of each class" in capsys.readouterr().err
       return charge(self, *arguments, **options)
 
     monkeypatch.setattr(type(ledger), "charge", charge_after_warning)
@@ -129,7 +129,7 @@ class TestWarnings:
     write_clusters(Path("c"), class_names=("Cats", "cats", "dogs", "rats"))
     words = place("TRAIN --cache c --epsilon 1 --dry-run --out h")
     out, _ = succeeds(capsys, *words)
-    assert "warning: 'Cats' and 'cats' are two classes" in out
+    assert "WARNING: 'Cats' and 'cats' are two classes" in out
 
 
 class TestDryRun:

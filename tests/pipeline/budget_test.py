@@ -141,7 +141,7 @@ def test_budget_warns_of_a_cap_that_is_lower_than_what_is_spent(
 ):
   _, err = set_cap(2)
 
-  assert "warning: more than this is spent" in err
+  assert "WARNING: more than this is spent" in err
 
 
 def test_budget_warns_of_a_cap_that_was_raised(set_cap, used_up):

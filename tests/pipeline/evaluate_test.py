@@ -103,6 +103,70 @@ def test_head_that_the_ledger_does_not_know_is_noted(capsys, head, hard):
   assert "does not know this head" in stderr
 
 
+def test_parts_that_the_receipt_compares_need_no_note(
+  capsys, tmp_path, train_cache
+):
+  words = f"train --cache {train_cache.path} --epsilon 8 --delta 1e-5"
+  places = f"--head lamb --out {tmp_path}/head --ledger {tmp_path}/lost"
+  succeeds(capsys, *words.split(), *places.split(), "--rows", "[:80%]")
+  (tmp_path / "lost").unlink()
+
+  _, stderr = succeeds(
+    capsys,
+    *("evaluate", tmp_path / "head", "--cache", train_cache.path),
+    *("--rows", "[80%:]"),
+  )
+
+  assert "does not know this head" not in stderr
+
+
+@pytest.fixture
+def renumbered(tmp_path, hard) -> pathlib.Path:
+  """The rows of `hard`, whose classes are numbered in another order."""
+  order = [2, 0, 3, 1]  # of class 0 is number 2 there
+  names = [f"class {order.index(k)}" for k in range(4)]
+  path = tmp_path / "renumbered"
+  write_rows(
+    path,
+    hard.embedding,
+    np.array(order)[hard.label],
+    dataset="tests",
+    split="test",
+    class_names=tuple(names),
+  )
+  return path
+
+
+@pytest.mark.parametrize("words", [(), (*PAID, "--noise-seed", 1)])
+def test_classes_in_another_order_are_scored_by_their_names(
+  capsys, tmp_path, head, evaluate, renumbered, words
+):
+  expected = evaluate(*words)
+
+  stdout, _ = succeeds(
+    capsys,
+    *("evaluate", head, "--cache", renumbered, *words, "--json"),
+    *("--ledger", tmp_path / "other" if words else head.parent / "ledger"),
+  )
+
+  answer = json.loads(stdout)
+  assert answer["top1"] == expected["top1"]
+  assert answer["recall"] == expected["recall"]
+
+
+def test_sweep_with_classes_in_another_order_names_evaluate(
+  capsys, tmp_path, train_cache, renumbered
+):
+  message = fails(
+    capsys,
+    *("sweep", "--cache", train_cache.path, "--eval-cache", renumbered),
+    *("--epsilons", 8, "--delta", 1e-5, "--out", tmp_path / "runs"),
+  )
+
+  assert "in different orders: class 0 is 'class 0' and 'class 1'" in message
+  assert "`oneshot-dp evaluate` afterwards" in message
+
+
 def test_two_parts_have_each_row_once(evaluate):
   first = evaluate("--rows", "[:80%]")["num_examples"]
   rest = evaluate("--rows", "[80%:]")["num_examples"]
@@ -293,7 +357,7 @@ class TestDryRun:
 
     out, _ = succeeds(capsys, *words, "--dry-run")
 
-    assert "warning: noise of ±" in out
+    assert "WARNING: noise of ±" in out
 
   def test_public_labels_are_checked_and_not_scored(
     self, capsys, head, hard, ledger

@@ -377,4 +377,4 @@ def test_too_few_rows_for_each_class_are_warned_of(capsys, place):
 
   _, stderr = succeeds(capsys, *words)
 
-  assert "warning: about 3 rows of each class" in stderr
+  assert "WARNING: about 3 rows of each class" in stderr

@@ -291,6 +291,49 @@ def test_a_file_of_other_than_the_stated_records_is_refused(copied, rows):
     open_dataset(f"tfds:{copied}", split="train")
 
 
+@pytest.mark.parametrize("template", ["{DATASET.__class__}", "{NOTHING}", "}"])
+def test_a_template_of_names_that_is_not_plain_is_refused(copied, template):
+  def change(info):
+    info["splits"][0]["filepathTemplate"] = template
+
+  edit_json(copied / "dataset_info.json", change)
+
+  with refused("is damaged: a name of files|not a readable data set of TFDS"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+
+@pytest.mark.parametrize("key", ["image", "label"])
+def test_a_record_without_a_stated_feature_is_refused(copied, key):
+  def rename(features):
+    kinds = features["featuresDict"]["features"]
+    kinds["other"] = kinds.pop(key)
+
+  edit_json(copied / "features.json", rename)
+  source = open_dataset(f"tfds:{copied}", split="train", **{key: "other"})
+
+  with refused(r"train\[3\]' is not a readable example of TFDS: .*'other'"):
+    _ = source[3]
+
+
+def test_metadata_without_a_name_are_refused(copied):
+  edit_json(copied / "dataset_info.json", lambda info: info.pop("name"))
+
+  with refused("is not a readable data set of TFDS"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+
+@pytest.mark.parametrize("place", ["..", "/somewhere"])
+def test_a_file_outside_of_the_prepared_folder_is_refused(copied, place):
+  def change(info):
+    template = info["splits"][0]["filepathTemplate"]
+    info["splits"][0]["filepathTemplate"] = f"{place}/{template}"
+
+  edit_json(copied / "dataset_info.json", change)
+
+  with refused(f"states a file that is not in the folder, '.*{place}/"):
+    open_dataset(f"tfds:{copied}", split="train")
+
+
 def test_a_split_of_a_negative_number_of_rows_is_none(copied):
   state_rows(copied, -4)
 
