@@ -1,9 +1,9 @@
 """The house: who may import whom, and how large a room may be."""
 
-import ast
 import collections
 import graphlib
 import pathlib
+import re
 
 import grimp
 import pytest
@@ -146,11 +146,12 @@ def test_files_are_few_short_and_named_apart():
   assert {name: n for name, n in names.items() if n > 1} == {}
 
 
+# A docstring is at the top of a file, or follows the colon of a definition.
+EMPTY_BEGINNING = re.compile(r'(?:\A|:\n\s*)r?"""Of ')
+
+
 def test_a_docstring_says_what_the_thing_is_or_does():
   """With a verb or a noun of its own: none begins with "Of"."""
-  documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
   for package in PACKAGES:
     for path in (ROOT / package).rglob("*.py"):
-      for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, documented):
-          assert not (ast.get_docstring(node) or "").startswith("Of "), path
+      assert not EMPTY_BEGINNING.search(path.read_text()), path

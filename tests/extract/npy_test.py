@@ -79,6 +79,7 @@ def test_npz_of_a_long_list_of_arrays_is_no_data_set_and_no_weights(tmp_path):
     read_tensors(path)
 
 
+@pytest.mark.slow
 def test_weights_of_a_long_list_of_arrays_are_refused_unread(tmp_path):
   arrays = {f"{i:090}": np.zeros(0, np.float32) for i in range(30_000)}
   safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")

@@ -69,7 +69,7 @@ def test_no_honest_row_leaves_the_ball_and_each_comes_to_its_edge(dim):
   assert min(squares) > (ROW_NORM - math.sqrt(dim) - 2.5) ** 2
 
 
-@pytest.fixture(params=[1, 3, 200, 5000])
+@pytest.fixture(params=[1, 3, 200, pytest.param(5000, marks=pytest.mark.slow)])
 def rows_about_the_edge(request):
   """400 rows of integers just inside and just outside of the ball."""
   dim = request.param

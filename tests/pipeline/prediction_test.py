@@ -12,10 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.heads.head_folder import read_head, write_head
 from tests.pipeline import image_heads
 from tests.pipeline.command_line import fails, succeeds
 from tests.pipeline.predictions import column_of, expected, lines_of
+from tests.pipeline.sample_heads import D, sample_info, trained_head
 from tests.sample_caches import write_rows
+
+CLASSES = ("cat", "dog", "rat")
+ROW = np.eye(1, D, dtype=np.float32)
+BACKBONE = {"name": "clusters", "layer": "none"}
 
 # Images.
 
@@ -154,34 +160,44 @@ def test_a_cache_is_labeled_by_its_ids_and_in_part(
   assert class_of_id == dict(enumerate(by_hand))
 
 
-def test_a_cache_of_another_backbone_is_refused(tmp_path, capsys, digits_head):
-  backbone = image_heads.glyph_vit()
-  images, labels = image_heads.digits()
-  embedding = image_heads.embeddings(backbone, images[:20])
-  cache = tmp_path / "cache"
-  write_rows(cache, embedding, labels[:20], backbone={"name": "another"})
+@pytest.fixture
+def head(tmp_path):
+  """A head of rows, which learned nothing."""
+  info = sample_info(keys="embedding", backbone=BACKBONE)
+  write_head(tmp_path / "head", trained_head(), info)
+  return tmp_path / "head"
 
-  words = ("predict", digits_head.path, cache, "--out", tmp_path / "x")
+
+@pytest.fixture
+def row(tmp_path):
+  """A cache of one row of the head's backbone."""
+  cache = tmp_path / "row"
+  write_rows(cache, ROW, np.array([0]), num_classes=3, backbone=BACKBONE)
+  return cache
+
+
+def test_a_cache_of_another_backbone_is_refused(tmp_path, capsys, head):
+  cache = tmp_path / "cache"
+  write_rows(cache, ROW, np.array([0]), backbone={"name": "another"})
+
+  words = ("predict", head, cache, "--out", tmp_path / "x")
   assert "another backbone" in fails(capsys, *words)
 
 
-def test_a_table_goes_to_standard_output_for_a_dash(
-  capsys, digits_head, digits_photos
-):
-  said, _ = succeeds(
-    capsys, "predict", digits_head.path, digits_photos / "000.png", "--out", "-"
-  )
+def test_a_table_goes_to_standard_output_for_a_dash(capsys, head, row):
+  said, _ = succeeds(capsys, "predict", head, row, "--out", "-")
 
   (line,) = csv.DictReader(io.StringIO(said))
-  assert line["image"] == str(digits_photos / "000.png")
-  assert [line["class"]] == expected(digits_head, 1)
+  (expected_class,) = image_heads.classes_of(read_head(head).head, ROW)
+  assert line["image"] == "0"
+  assert line["class"] == CLASSES[expected_class]
 
 
 def test_a_table_on_standard_output_has_the_lines_of_the_file(
-  tmp_path, capsys, digits_head, digits_photos
+  tmp_path, capsys, head, row
 ):
   out = tmp_path / "p.csv"
-  words = ("predict", digits_head.path, digits_photos / "000.png", "--out")
+  words = ("predict", head, row, "--out")
 
   said, _ = succeeds(capsys, *words, "-")
 
@@ -189,6 +205,7 @@ def test_a_table_on_standard_output_has_the_lines_of_the_file(
   assert said.splitlines() == out.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_a_table_that_cannot_be_written_is_refused_before_embedding(
   capsys, digits_head, digits_photos
 ):
@@ -200,10 +217,10 @@ def test_a_table_that_cannot_be_written_is_refused_before_embedding(
 
 
 def test_a_table_that_the_disk_refuses_at_the_end_is_not_printed(
-  tmp_path, capsys, digits_head, digits_photos
+  tmp_path, capsys, head, row
 ):
-  """It is as private as the images, and standard output may be a log."""
-  words = ("predict", digits_head.path, digits_photos / "000.png", "--out")
+  """It is as private as the rows, and standard output may be a log."""
+  words = ("predict", head, row, "--out")
   usual, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
 
@@ -213,7 +230,7 @@ def test_a_table_that_the_disk_refuses_at_the_end_is_not_printed(
     resource.setrlimit(resource.RLIMIT_FSIZE, (usual, hard))
 
   assert "p.csv cannot be written: " in said
-  assert list(tmp_path.iterdir()) == []
+  assert sorted(tmp_path.iterdir()) == [head, row]
 
 
 @pytest.fixture
@@ -224,34 +241,20 @@ def table_in_place(tmp_path):
   return out
 
 
-def test_a_table_in_place_is_kept(
-  capsys, digits_head, digits_photos, table_in_place
-):
-  words = (
-    "predict",
-    digits_head.path,
-    digits_photos / "000.png",
-    "--out",
-    table_in_place,
-  )
+def test_a_table_in_place_is_kept(capsys, head, row, table_in_place):
+  words = ("predict", head, row, "--out", table_in_place)
 
   assert "or give --overwrite" in fails(capsys, *words)
   assert table_in_place.read_text() == "mine"
 
 
 def test_a_table_in_place_is_replaced_when_asked(
-  tmp_path, capsys, digits_head, digits_photos, table_in_place
+  tmp_path, capsys, head, row, table_in_place
 ):
-  words = (
-    "predict",
-    digits_head.path,
-    digits_photos / "000.png",
-    "--out",
-    table_in_place,
-  )
+  words = ("predict", head, row, "--out", table_in_place)
 
   succeeds(capsys, *words, "--overwrite")
 
   assert len(lines_of(table_in_place)) == 1
   assert stat.S_IMODE(table_in_place.stat().st_mode) == 0o600
-  assert [*tmp_path.iterdir()] == [table_in_place]
+  assert sorted(tmp_path.iterdir()) == [head, table_in_place, row]

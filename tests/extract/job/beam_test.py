@@ -90,6 +90,7 @@ def test_broken_images_are_named_at_once_or_skipped_on_any_runner(
   assert len(loaded) == 2  # once a run: its threads share it
 
 
+@pytest.mark.slow
 def test_flags_that_make_no_sense(photos, tmp_path):
   for flag, said in {
     "--nope=3": "--nope is neither a flag of this command nor",

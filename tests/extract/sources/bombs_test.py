@@ -109,6 +109,7 @@ def test_a_label_of_a_tar_that_is_a_list_is_no_label(tmp_path):
     open_dataset(tmp_path / "x.tar", num_classes=2)
 
 
+@pytest.mark.slow
 def test_a_pax_header_of_many_records_is_read_once(tmp_path):
   """Each record once copied what was left: 100 GB for these 1 MiB."""
   header = tarfile.TarInfo("x")

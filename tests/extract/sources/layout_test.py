@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 
+from oneshot_dp.extract.sources import layout
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import (
   labels_of,
@@ -201,14 +202,17 @@ def test_copies_that_a_unit_has_together_are_not_warned_of(tmp_path, capsys):
   assert "copies" not in capsys.readouterr().err
 
 
-def test_names_are_looked_at_beyond_the_first_thousands(tmp_path, capsys):
+def test_names_are_looked_at_beyond_the_first_batch(
+  tmp_path, monkeypatch, capsys
+):
   """They come in batches, and only those with a hint are looked at closely."""
-  plain = [f"cat/{i:05d}.jpg" for i in range(5000)]
-  write_files(tmp_path, *plain, "cat/04999_flip.jpg", data=b"")
+  monkeypatch.setattr(layout, "_NAMES_AT_ONCE", 40)
+  plain = [f"cat/{i:05d}.jpg" for i in range(50)]
+  write_files(tmp_path, *plain, "cat/00049_flip.jpg", data=b"")
 
   open_dataset(tmp_path)
 
-  assert "'cat/04999_flip.jpg'" in capsys.readouterr().err
+  assert "'cat/00049_flip.jpg'" in capsys.readouterr().err
 
 
 VIEWS = [

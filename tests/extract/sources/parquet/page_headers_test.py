@@ -116,9 +116,10 @@ def test_a_page_of_300_mb_in_some_kilobytes_is_refused_unread(tmp_path):
 
 
 def test_rows_that_are_passed_over_are_kept_for_another_thread(
-  tmp_path, readings
+  tmp_path, monkeypatch, readings
 ):
-  cells = [bytes([i]) * MIB for i in range(100)]  # batches of some rows
+  monkeypatch.setattr(image_cells, "_BATCH_BYTES", MIB)  # of some rows
+  cells = [bytes([i]) * (MIB // 32) for i in range(100)]
   path = tmp_path / "x.parquet"
   pq.write_table(pa.table({"image": cells, "label": [0] * 100}), path)
   file = listed_files.file_at(str(path))
@@ -131,8 +132,9 @@ def test_rows_that_are_passed_over_are_kept_for_another_thread(
 
 def test_a_large_dictionary_is_not_kept_with_each_batch(tmp_path, monkeypatch):
   """As pandas writes photographs: the first thousand are a dictionary."""
-  monkeypatch.setattr(image_cells, "_MAX_DICTIONARY_BYTES", MIB)
-  cells = [bytes([i]) * MIB for i in range(60)]
+  monkeypatch.setattr(image_cells, "_BATCH_BYTES", MIB)
+  monkeypatch.setattr(image_cells, "_MAX_DICTIONARY_BYTES", MIB // 32)
+  cells = [bytes([i]) * (MIB // 32) for i in range(60)]
   path = tmp_path / "x.parquet"
   pq.write_table(
     pa.table({"image": cells, "label": [0] * 60}), path, compression="zstd"
@@ -145,4 +147,4 @@ def test_a_large_dictionary_is_not_kept_with_each_batch(tmp_path, monkeypatch):
 
   (reader,) = image_cells._readers._readers.values()
   assert len(reader.kept) > 1
-  assert reader.kept_bytes < 61 * MIB
+  assert reader.kept_bytes < 61 * MIB // 32
