@@ -33,6 +33,8 @@ _MAX_CLASSES = 1_000_000
 _MAX_NAME_CHARACTERS = 1000
 _MAX_LINE_CHARACTERS = 200
 _WHOLE_NUMBER = re.compile(r"0*([0-9]+)(?:\.0*)?")
+_SHAPELESS = ("Cc", "Cf")  # categories of Unicode: a NUL, a zero-width space
+_BETWEEN_WORDS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])|\s+")
 # Characters with which a name could forge a line of output, by their Unicode
 # category: controls, surrogates (invalid UTF-8), line and paragraph separators.
 _FORGING_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
@@ -93,21 +95,27 @@ def canonical_spelling(name: str) -> str:
   """What is left of a name without what a person overlooks in it.
 
   That is capitals, spaces beside others, characters without a shape, the form
-  of Unicode (an é is one character or two, by the machine that wrote it), and
-  how a whole number is written.
+  of Unicode (an é is one character or two, by the machine that wrote it), how
+  a whole number is written, and which sign stands between two words.
 
   >>> canonical_spelling("Big  Cat"), canonical_spelling("007.0")
   ('big cat', '7')
+  >>> canonical_spelling("P_1"), canonical_spelling("P - 1")
+  ('p 1', 'p 1')
   """
   # Names of owners may be millions, and nearly all are ASCII, of which all
   # forms of Unicode are one.
   text = name
-  if not name.isascii():
-    visible = [c for c in name if unicodedata.category(c) != "Cf"]
+  if not (name.isascii() and name.isprintable()):
+    visible = [
+      c
+      for c in name
+      if c.isspace() or unicodedata.category(c) not in _SHAPELESS
+    ]
     text = unicodedata.normalize("NFKC", "".join(visible))
-  text = text.casefold()
+  text = text.casefold().strip()
   number = _WHOLE_NUMBER.fullmatch(text)
-  return number[1] if number else " ".join(text.split())
+  return number[1] if number else _BETWEEN_WORDS.sub(" ", text)
 
 
 def names_alike(names: Iterable[str]) -> list[list[str]]:

@@ -161,7 +161,8 @@ def check_same_kind(
     )
   raise InputError(
     f"{name} and {other} have different classes: {difference}; extract or"
-    " import one of them again with the --class-names of the other."
+    " import one of them again with the --class-names of the other, or, where"
+    " its data name the classes, rename them there."
   )
 
 

@@ -52,7 +52,14 @@ def test_what_programs_write_for_a_missing_owner_is_no_owner(name):
 
 @pytest.mark.parametrize(
   ("one", "other"),
-  [("P7", "p7"), ("01", "1"), ("7", "7.0"), ("Jose\u0301", "Jos\u00e9")],
+  [
+    ("P7", "p7"),
+    ("01", "1"),
+    ("7", "7.0"),
+    ("Jose\u0301", "Jos\u00e9"),
+    ("P-7", "P_7"),
+    ("P7", "P7\0"),
+  ],
 )
 def test_owners_who_are_spelled_nearly_alike_are_warned_of(capsys, one, other):
   check_owner_names([one, other, "eve"], "patient")
@@ -61,8 +68,12 @@ def test_owners_who_are_spelled_nearly_alike_are_warned_of(capsys, one, other):
   assert f"{one!r}, {other!r} count as different: if they are one pa" in message
 
 
-def test_owners_who_are_different_are_not_warned_of(capsys):
-  check_owner_names(["anna", "bo"], "patient")
+@pytest.mark.parametrize(
+  ("one", "other"),
+  [("anna", "bo"), ("-2", "2"), ("1-11", "11-1"), ("P1-1", "P11")],
+)
+def test_owners_who_are_different_are_not_warned_of(capsys, one, other):
+  check_owner_names([one, other], "patient")
 
   assert not capsys.readouterr().err
 
