@@ -100,6 +100,7 @@ def test_train_with_private_rows_as_unlabeled_ones_is_refused(
   assert not ledger.entries("clusters")
 
 
+@pytest.mark.slow
 def test_train_with_private_rows_of_the_ledger_as_unlabeled_is_refused(
   capsys, place, tmp_path
 ):

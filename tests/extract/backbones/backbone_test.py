@@ -144,6 +144,7 @@ def test_timm_tensors_of_a_network_unknown_to_timm_are_refused():
     timm_tensors(load_backbone("glyph_vit"))
 
 
+@pytest.mark.slow
 def test_timm_tensors_of_a_changed_file_are_refused(vit):
   with refused("changed since"):
     timm_tensors(dataclasses.replace(vit, weights_sha256=OTHER_SHA256))
@@ -181,6 +182,7 @@ def test_weights_of_a_size_that_nobody_published_are_described(
     load_backbone("vit_ti16", file)
 
 
+@pytest.mark.slow
 def test_positions_that_are_resized_to_the_images_are_told(vit, vit_file):
   small = load_backbone("vit_ti16", vit_file, preprocess=SMALL)
 

@@ -155,6 +155,7 @@ def test_each_release_before_the_steps_costs_its_share(released):
     assert release.noise_multiplier**-2 == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_steps_cost_alike(released):
   case, releases = released
   first, *others = releases[len(case.shares) :]
