@@ -169,7 +169,7 @@ def decode_header(data: bytes) -> Source:
       locations=None,
     )
   # TFDS takes seconds to import.
-  from oneshot_dp.extract.sources.tfds import Tfds, unread_labels
+  from oneshot_dp.extract.sources.tfds.tfds_source import Tfds, unread_labels
 
   return Tfds(
     name=header["name"],

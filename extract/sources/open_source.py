@@ -92,7 +92,7 @@ def _open_any(config: SourceConfig) -> Source:
   """Opens a source whose owners, if any, are known before an image is read."""
   if len(config.location) == 1 and config.location[0].startswith("tfds:"):
     # TFDS takes seconds to import.
-    from oneshot_dp.extract.sources.tfds import open_tfds
+    from oneshot_dp.extract.sources.tfds.tfds_source import open_tfds
 
     return open_tfds(config)
   if config.data_dir is not None:

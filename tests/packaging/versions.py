@@ -25,7 +25,7 @@ SUITE = (
   "tests/extract/cache/readers_test.py",
   "tests/extract/job/job_test.py",
   "tests/extract/sources/tables_test.py",
-  "tests/extract/sources/tfds_test.py",
+  "tests/extract/sources/tfds/tfds_source_test.py",
   "tests/linear_dp/noise_test.py",
   "tests/linear_dp/private_sums_test.py",
   "tests/linear_dp/heads/one_step_test.py",

@@ -43,9 +43,9 @@ from oneshot_dp.extract.sources.annotations.split_columns import (
   warn_of_unread_splits,
 )
 from oneshot_dp.extract.sources.listed_files import File, readable_as
-from oneshot_dp.extract.sources.record_chunks import check_chunks
 from oneshot_dp.extract.sources.source import Example, Source
-from oneshot_dp.extract.sources.tfds_safety import check_metadata
+from oneshot_dp.extract.sources.tfds.record_chunks import check_chunks
+from oneshot_dp.extract.sources.tfds.tfds_safety import check_metadata
 
 _SHOWN_CHARACTERS = 300
 _ARRAY_RECORD = tfds.core.FileFormat.ARRAY_RECORD

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from array_record.python import array_record_module
 
-from oneshot_dp.extract.sources.record_chunks import check_chunks
+from oneshot_dp.extract.sources.tfds.record_chunks import check_chunks
 from tests.extract.refusals import refused
 
 BOMB = 1 << 27

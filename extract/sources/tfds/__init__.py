@@ -1,0 +1,1 @@
+"""Data sets that TFDS prepared, and checks before its readers see a file."""
