@@ -25,6 +25,8 @@ from oneshot_dp.linear_dp.private_sums import PrivateSums, Release
 from oneshot_dp.linear_dp.rows import Rows
 
 _MAX_WEIGHTS = 2**31 - 1
+_MAX_EPSILONS = 1000
+"""Of one run: a receipt has room for the releases of so many nested heads."""
 _MIN_SHARE_OF_STEP = 1e-6
 _MIN_MU_SQUARED = 2.0**-36
 """How far apart the μ² of one ε and the next must be, relative to the largest
@@ -107,6 +109,10 @@ def cost(
   if not epsilons or len(set(epsilons)) != len(epsilons):
     raise InputError(
       f"epsilons={[*epsilons]}: give one or more, without duplicates."
+    )
+  if len(epsilons) > _MAX_EPSILONS:
+    raise InputError(
+      f"{len(epsilons):,} epsilons: give at most {_MAX_EPSILONS:,}."
     )
   ascending = sorted(epsilons)
   budgets = [mu_squared_from_epsilon(epsilon, delta) for epsilon in ascending]

@@ -41,6 +41,16 @@ Named = tuple[list[str], np.ndarray]
 """Names of rows, and their embeddings [rows, d]."""
 
 
+class _StatedBackbone(msgspec.Struct):
+  """What a receipt states of a backbone; see `Backbone.identity`."""
+
+  name: str
+  layer: str | None = None
+  code_sha256: str | None = None
+  weights_sha256: str | None = None
+  preprocess: Preprocessing | None = None
+
+
 def backbone_of(
   saved: SavedHead,
   *,
@@ -53,7 +63,8 @@ def backbone_of(
 
   Args:
     saved: the head.
-    backbone: where a user's own FILE.py:FUNCTION is now.
+    backbone: where a user's own FILE.py:FUNCTION is now; of a head that was
+      trained on one it must be named, as it is run.
     weights: where the weights are now; None finds them as `extract` does.
     compute_dtype: of the matrix products; None is the device's default.
     bit_depth: how many bits of 16-bit files are used, where the images are of
@@ -69,20 +80,26 @@ def backbone_of(
   """
   # The receipt says what decides an embedding. A head on other embeddings gives
   # answers that look like any, so what is loaded must be the same to the bit.
-  identity = saved.stated["backbone"]
-  if not identity.get("preprocess"):
+  identity = _stated_backbone(saved)
+  if identity.preprocess is None:
     raise InputError(
       f"{UNKNOWN_EMBEDDINGS}: give a cache of them, which `oneshot-dp import`"
       " makes if there are labels; in Python,"
       " oneshot_dp.load_head(…).predict(embeddings) needs none."
     )
-  name = backbone or identity["name"]
-  embedding = identity.get("layer")
-  if identity.get("code_sha256") or ".py:" in name:
+  name = backbone or identity.name
+  embedding = identity.layer
+  if identity.code_sha256 or ".py:" in name:
+    # A receipt may be anybody's: it is no reason to run a file of this machine.
+    if backbone is None:
+      raise InputError(
+        f"{saved.path} was trained on embeddings of {name}, Python code that is"
+        " run only where it is named: give --backbone FILE.py:FUNCTION."
+      )
     # A user's function decides both by itself.
     embedding = None
     compute_dtype = None
-  weights_sha256 = identity.get("weights_sha256")
+  weights_sha256 = identity.weights_sha256
   if weights is None and weights_sha256 is not None:
     weights = remembered_location(weights_sha256)
   loaded = load_backbone(
@@ -91,7 +108,7 @@ def backbone_of(
     weights_sha256=weights_sha256,
     embedding=embedding,
     compute_dtype=compute_dtype,
-    preprocess=msgspec.convert(identity["preprocess"], Preprocessing),
+    preprocess=identity.preprocess,
   )
   # As `CacheInfo.backbone_fingerprint`.
   fingerprint = sha256_of([loaded.identity, loaded.feature_dim])
@@ -108,6 +125,17 @@ def backbone_of(
   # It is how the new files store their pixels, and not what the backbone sees.
   preprocessing = dataclasses.replace(loaded.preprocessing, bit_depth=bit_depth)
   return dataclasses.replace(loaded, preprocessing=preprocessing)
+
+
+def _stated_backbone(saved: SavedHead) -> _StatedBackbone:
+  """The backbone of a receipt; InputError: something of it is of no type."""
+  try:
+    return msgspec.convert(saved.stated["backbone"], _StatedBackbone)
+  except msgspec.ValidationError as error:
+    raise InputError(
+      f"{saved.path} is damaged: the backbone that its receipt states cannot be"
+      f" one ({str(error)!a:.200})."
+    ) from error
 
 
 def of_images(

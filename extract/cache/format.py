@@ -324,8 +324,9 @@ def check_views(
     InputError: the cache holds means over views, and the head's rows were none.
   """
   if trained_views is None and views is not None:
+    count = views.get("count", "several")  # the metadata may be anybody's
     raise InputError(
-      f"{cache} holds means over {views['count']} random views of each image,"
+      f"{cache} holds means over {count} random views of each image,"
       f" and {head} knows embeddings of whole images alone: extract the images"
       " again without --views."
     )

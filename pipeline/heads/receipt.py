@@ -33,6 +33,10 @@ UNIT_NORM: Literal["embedding at norm 1"] = "embedding at norm 1"
 _LIBRARIES = ("oneshot-dp", "dp-accounting", "jax", "optax", "numpy")
 _TOLERANCE = 1e-9  # relative: processors may differ in the last bits of ε
 _MOST_RELEASES = 2**53
+# Beyond any run's: their costs have no common denominator, so that their exact
+# sum, and the product of a long shape, would take hours.
+_MOST_GROUPS = 2**13
+_MOST_AXES = 8
 _Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST_RELEASES)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _ChargeId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] | None
@@ -43,7 +47,7 @@ class Releases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """`count` releases one after the other, of one kind and noise multiplier."""
 
   name: str
-  shape: tuple[_Count, ...]
+  shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=_MOST_AXES)]
   noise_multiplier: Annotated[float, msgspec.Meta(gt=0)]
   count: _Count
 
@@ -92,7 +96,9 @@ class Stated(
   private: bool
   head: HeadName
   options: dict[str, Any]
-  releases: tuple[Releases, ...]
+  releases: Annotated[
+    tuple[Releases, ...], msgspec.Meta(max_length=_MOST_GROUPS)
+  ]
   dataset: str
   split: str
   rows: str

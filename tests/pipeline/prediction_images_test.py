@@ -1,15 +1,18 @@
 """predict: images that are not read, or are not like those of training."""
 
+import copy
 import csv
+import dataclasses
 import io
 import os
 
 import numpy as np
 import pytest
 
+from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import PreprocessConfig
 from oneshot_dp.extract.backbones.backbone import load_backbone
-from oneshot_dp.pipeline.prediction import cell
+from oneshot_dp.pipeline.prediction import backbone_of, cell
 from tests.extract.images.bit_depth_test import encode_png16
 from tests.pipeline import image_heads
 from tests.pipeline.command_line import fails, succeeds
@@ -234,3 +237,38 @@ def test_images_of_max_pixels_are_labeled(capsys, digits_head, digits_photos):
   words = ("predict", digits_head.path, digits_photos / "000.png", "--out", "-")
 
   succeeds(capsys, *words, "--max-pixels", 64)
+
+
+# Receipts, which may be anybody's.
+
+
+def stating(saved, **changes):
+  """The same head, whose receipt states its backbone with these changes."""
+  receipt = copy.deepcopy(saved.receipt)
+  receipt["stated"]["backbone"].update(changes)
+  return dataclasses.replace(saved, receipt=receipt)
+
+
+def test_code_that_a_receipt_names_is_not_run(tmp_path, digits_head):
+  code = tmp_path / "code.py"
+  code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+  saved = stating(digits_head, name=f"{code}:f", layer=None)
+
+  with pytest.raises(InputError, match="code that is run only where it is nam"):
+    backbone_of(saved)
+
+  assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"preprocess": 7},
+    {"preprocess": {"resample": True}},
+    {"weights_sha256": 1.5},
+    {"code_sha256": []},
+  ],
+)
+def test_a_backbone_of_other_types_is_a_damaged_receipt(digits_head, changes):
+  with pytest.raises(InputError, match="is damaged: the backbone that"):
+    backbone_of(stating(digits_head, **changes))

@@ -290,3 +290,20 @@ class TestFollows:
     follows = derive({"releases": [], "delta": None})
 
     assert set(follows.values()) == {None}
+
+
+@pytest.mark.parametrize(
+  ("name", "count"), [("shape", 9), ("shape", 10**6), ("releases", 10**5)]
+)
+def test_lists_that_take_hours_to_add_up_are_refused_at_once(
+  private_folder, name, count
+):
+  receipt = read_head(private_folder).receipt
+  release = receipt["stated"]["releases"][0]
+  if name == "shape":
+    release["shape"] = [2**53] * count
+  else:
+    receipt["stated"]["releases"] = [release] * count
+
+  with pytest.raises(InputError, match=r"damaged or was edited.*of length <="):
+    check_receipt(receipt)

@@ -69,3 +69,13 @@ def test_a_head_of_views_is_for_plain_rows_and_for_views(
 
   for cache in (plain_eval, eval_of_views):
     succeeds(capsys, "evaluate", tmp_path / "head", "--cache", cache)
+
+
+def test_views_of_which_no_count_is_stated_are_refused_in_one_line(
+  capsys, head, tmp_path
+):
+  views = write_clusters(tmp_path / "views", split="test", views={}).path
+
+  line = fails(capsys, "evaluate", head, "--cache", views)
+
+  assert "holds means over several random views" in line
