@@ -144,14 +144,19 @@ def _first_present(
 def _required(
   file: VectorFile, prefix: str, names: Sequence[str], split: str
 ) -> str:
-  column = _first_present(file, prefix, names)
-  if column is None:
+  found = [prefix + name for name in names if prefix + name in file.shapes]
+  if len(found) > 1:
+    raise InputError(
+      f"{file.path} has {' and '.join(map(repr, found))}: name the one that is"
+      f" meant with --{names[0]} {names[0]}, say."
+    )
+  if not found:
     present = ", ".join(ascii(name) for name in file.shapes) or "none"
     raise InputError(
       f"{file.path} has no column {names[0]} (or {split}_{names[0]}): it has"
       f" {present}; name the columns with --embedding and --label."
     )
-  return column
+  return found[0]
 
 
 def _unit_column(

@@ -27,6 +27,7 @@ BAD_ARRAYS = {
   "class names twice": {"class_names": np.array(["a"] * K)},
   "other names": {"class_names": np.array(["a", "b"])},
   "names of numbers": {"class_names": np.arange(K)},
+  "two columns of vectors": {"embeddings": np.ones((N, D))},
   "a unit without a name": {"unit_id": np.zeros(N, int)},
 }
 

@@ -225,7 +225,22 @@ def resolve_split(
   # Whoever names one file wants that file alone.
   if by_split[split] != [place]:
     _check_shards(place, by_split[split])
+  _warn_of_part(place, by_split[split])
   return split, by_split[split]
+
+
+def _warn_of_part(place: str, paths: Sequence[str]) -> None:
+  """Warns of folders that say that they have a part of a data set only.
+
+  The Hub's copies of large data sets are in folders such as partial-train.
+  """
+  for folder in paths[0].split("/")[:-1]:
+    if folder.startswith("partial-") and is_split(folder[len("partial-") :]):
+      print(
+        f"WARNING: {escaped(place)}: {folder!r} has the first part of a data"
+        " set only, by its name: the other rows are LEFT OUT.",
+        file=sys.stderr,
+      )
 
 
 def _check_shards(place: str, paths: Sequence[str]) -> None:

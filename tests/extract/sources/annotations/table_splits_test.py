@@ -122,6 +122,15 @@ def test_files_of_no_split_beside_others_are_named(tmp_path):
   ]
 
 
+def test_a_folder_that_has_a_part_only_is_warned_of(tmp_path, capsys):
+  """As the Hub calls its copies in Parquet of large data sets."""
+  write_named_files(tmp_path, "partial-train/0000.parquet")
+
+  assert len(open_dataset(tmp_path, class_names=CLASSES)) == 1
+
+  assert "first part of a data set only" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
   ("names", "missing"),
   [
