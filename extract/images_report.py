@@ -23,7 +23,8 @@ class ImagesReport:
       and how many images one has at most.
     num_images: of all splits, broken ones included.
     sizes: smallest, median and largest width and height of all images.
-    faults: what makes an extraction fail, each named.
+    faults: what makes an extraction fail, of this split or of another, each
+      named.
     warnings: photographs that are left out, and what is odd about images that
       can be read.
     passed_over: files that are not images.
@@ -68,7 +69,7 @@ class ImagesReport:
         f"width x height: smallest {smallest}, median {median}, largest"
         f" {largest}"
       )
-    lines += _list_of("files that an extraction refuses", self.faults)
+    lines += _list_of("problems", self.faults)
     for warning in self.warnings:
       lines.append(f"WARNING: {warning}")
     lines += _list_of("skipped (not images)", self.passed_over)

@@ -96,7 +96,12 @@ def as_place(place: str | os.PathLike) -> pathlib.Path:
 
   Args:
     place: a word, a path, or a `Url`.
+
+  Raises:
+    InputError: it is none of these.
   """
+  if not isinstance(place, str | os.PathLike):
+    raise InputError(f"{place!a:.80} must be a path.")
   if isinstance(place, Url):
     return place
   text = os.fspath(place)

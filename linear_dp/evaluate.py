@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,8 +82,11 @@ def evaluate_heads(
 
   Raises:
     InputError: heads of several shapes, no rows, another feature_dim, or a
-      label outside [0, K).
+      label outside [0, K); or an argument is of another kind.
   """
+  if isinstance(heads, Iterable):
+    heads = list(heads)
+  _check_kinds(heads, blocks)
   linear_heads = []
   for head in heads:
     linear_heads.append(head if isinstance(head, LinearHead) else head.head)
@@ -94,14 +98,44 @@ def evaluate_heads(
     return []
   counts = _HitCounts(linear_heads)
   for block in blocks:
-    embedding = block["embedding"]
-    label = block["label"]
+    embedding, label = _columns_of(block)
     _check_block(embedding, label, linear_heads[0])
     on_rows(len(label))
     counts.add(embedding, label)
   if not counts.class_rows.any():
     raise InputError("there are no rows to evaluate on: choose another part.")
   return [counts.accuracy(index) for index in range(len(linear_heads))]
+
+
+def _check_kinds(heads: Any, blocks: Any) -> None:
+  """Raises InputError for one head, or one block, where several belong."""
+  are_heads = isinstance(heads, Sequence) and all(
+    isinstance(head, LinearHead | PrivateHead) for head in heads
+  )
+  if not are_heads:
+    raise InputError("heads must be a list of LinearHeads or PrivateHeads.")
+  if isinstance(blocks, Mapping | str) or not isinstance(blocks, Iterable):
+    raise InputError(
+      'blocks must be an iterable of dicts with "embedding" and "label".'
+    )
+
+
+def _columns_of(block: Any) -> tuple[Any, Any]:
+  """The embeddings and labels of a block; InputError: it has no such arrays."""
+  if not isinstance(block, Mapping) or not {"embedding", "label"} <= set(block):
+    raise InputError('a block must be a dict with "embedding" and "label".')
+  embedding = block["embedding"]
+  label = block["label"]
+  for array in (embedding, label):
+    if not isinstance(array, np.ndarray | jax.Array):
+      raise InputError('"embedding" and "label" of a block must be arrays.')
+  is_fit = embedding.ndim == 2 and label.shape == embedding.shape[:1]
+  if not is_fit or label.dtype.kind not in "iu":
+    raise InputError(
+      f'"embedding" {list(embedding.shape)} must be [r, d], and "label"'
+      f" {list(label.shape)} of {label.dtype} integers [r]."
+    )
+  return embedding, label
 
 
 def _check_block(

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -230,6 +230,7 @@ def load_backbone(
   """
   if not isinstance(name, str):
     raise InputError(f"name={name!a} must be the name of a backbone.")
+  _check_compute_dtype(compute_dtype)
   if ".py:" in name:
     if embedding or compute_dtype:
       raise InputError(
@@ -386,6 +387,15 @@ def timm_tensors(backbone: Backbone) -> Arrays:
     side = backbone.preprocessing.image_size
     arrays = family.adapt_weights(backbone.network, arrays, side)
   return {name: array.astype(np.float32) for name, array in arrays.items()}
+
+
+def _check_compute_dtype(compute_dtype: Any) -> None:
+  """Raises InputError for a dtype that no network here computes in."""
+  dtypes = get_args(ComputeDtype)
+  if compute_dtype is not None and compute_dtype not in dtypes:
+    raise InputError(
+      f"compute_dtype={compute_dtype!a} must be {' or '.join(dtypes)}."
+    )
 
 
 def _default_compute_dtype() -> ComputeDtype:

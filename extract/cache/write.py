@@ -20,7 +20,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -273,10 +273,16 @@ def write_cache(
     The finished cache.
 
   Raises:
-    InputError: rows that a cache cannot hold, or an `out` that holds anything
-      else.
+    InputError: rows that a cache cannot hold, an `out` that holds anything
+      else, or an argument of another kind.
     RunError: a full or broken disk.
   """
+  if not isinstance(out, str | os.PathLike):
+    raise InputError(f"out={out!a:.80} must be a path or a URL.")
+  if not isinstance(info, CacheInfo):
+    raise InputError(f"info={info!a:.80} must be a CacheInfo.")
+  if isinstance(blocks, Mapping | str) or not isinstance(blocks, Iterable):
+    raise InputError("blocks must be an iterable of dicts of columns.")
   directory = os.fspath(out)
   info = dataclasses.replace(info, keys="embedding")
   job = CacheJob(info=info, extra_identity="import")
@@ -372,6 +378,11 @@ def _complete_block(
   block: Rows, start: int, info: CacheInfo, place: str
 ) -> Rows:
   """All columns of a block whose first row is number `start` of all."""
+  if not isinstance(block, Mapping) or not {"embedding", "label"} <= set(block):
+    raise InputError(f'{place}: a block is a dict of "embedding" and "label".')
+  for name, values in block.items():
+    if not isinstance(values, np.ndarray) or values.dtype.kind in "OSU":
+      raise InputError(f"{place}: {name} must be an array of numbers.")
   if "image_key" in block:
     raise InputError(f"{place}: image_key is made of the embeddings.")
   positions = np.arange(start, start + len(block["label"]))

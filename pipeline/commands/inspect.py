@@ -127,6 +127,12 @@ def is_cache(path: str) -> bool:
   from oneshot_dp.extract.cache.format import INFO_FILE
 
   if not storage.is_url(path):
+    try:
+      os.stat(os.path.join(path, INFO_FILE))
+    except PermissionError as error:  # it may well be one
+      raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    except (OSError, ValueError):
+      return False
     return os.path.isfile(os.path.join(path, INFO_FILE))
   return storage.read(storage.store_at(path), INFO_FILE, 1 << 30) is not None
 

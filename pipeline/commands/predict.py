@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from oneshot_dp.configs.errors import InputError, check_positive
+from oneshot_dp.configs.errors import InputError, check_positive, format_count
 from oneshot_dp.configs.extract_config import MAX_PIXELS, OnDecodeError
 from oneshot_dp.configs.parts import Part
 from oneshot_dp.extract.places import normalize, parse_place
@@ -100,10 +100,8 @@ def run(flags: Flags) -> Answer:
     top_k=flags.top_k,
     skip_broken=flags.on_decode_error == "skip",
   )
-  images = "image" if count == 1 else "images"
-  text = (
-    f"{flags.out}: {count:,} {images}; scores are logits, not probabilities"
-  )
+  counted = format_count(count, "row" if is_cache else "image")
+  text = f"{flags.out}: {counted}; scores are logits, not probabilities"
   if to_stdout:
     # A terminal is shown no carriage returns: `Answer` would escape those that
     # end the lines of a CSV file.

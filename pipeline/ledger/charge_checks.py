@@ -79,9 +79,10 @@ def check_same_run(
   ]
   if differing:
     raise InputError(
-      f"a run into {run} was charged and not finished, and this is another by"
-      f" its {', '.join(differing)}: run the very same command, which resumes"
-      " without a new charge, or choose another place."
+      f"a run into {run} was charged ({charge.description}) and not finished,"
+      f" and this is another by its {', '.join(differing)}: run the very same"
+      " command first, which resumes without a new charge; then this one can be"
+      " charged. (`train` and `sweep` may go to another --out instead.)"
     )
 
 

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.extract.files import check_creatable
 from oneshot_dp.extract.storage import is_url
 from oneshot_dp.pipeline.ledger.charge_checks import (
   KnownKeys,
@@ -199,6 +200,21 @@ class Ledger:
       if not unfinished:
         check_requests(ledger, requests)
     return [charge.id for charge in unfinished]
+
+  def check_writable(self) -> None:
+    """Tries that the file can be written; nothing is added to it.
+
+    It is tried before work of minutes whose charge would fail.
+
+    Raises:
+      InputError: it is damaged, or not a ledger.
+      RunError: the disk or the permissions refuse.
+    """
+    if not ledger_exists(self.path):
+      check_creatable(self.path.resolve())
+      return
+    with self._write("nothing was charged"):
+      pass  # the transaction itself writes
 
   def charge(
     self,

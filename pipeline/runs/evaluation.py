@@ -59,6 +59,8 @@ def score_head(request: EvalRequest) -> tuple[Scores, Sequence[str]]:
       another backbone or other classes; rows that the ledger holds as
       private, and no --private-eval; or the charge would exceed the cap.
   """
+  if request.eval_set.private_epsilon is not None:
+    Ledger(request.ledger).check_writable()
   saved, eval_rows, ledger = _open_evaluation(request)
   class_names = eval_rows.role.cache.info.class_names
   head = _head_in_order(saved, class_names)

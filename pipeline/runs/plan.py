@@ -18,6 +18,7 @@ from oneshot_dp.configs.head_config import (
   HeadOptions,
   UnlabeledRows,
 )
+from oneshot_dp.extract import places
 from oneshot_dp.extract.cache.format import check_views
 from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.linear_dp import accounting
@@ -136,6 +137,10 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
   _check_numbers(request)
   _check_output(request)
   ledger = Ledger(request.ledger)
+  # One host charges. What is there already may be finished, and cost nothing.
+  is_charging = hosts.index == 0 and not places.exists(request.out)
+  if is_charging and not request.dry_run:
+    ledger.check_writable()
   source = NoiseSource(request.noise_seed)
   train = _open_training_cache(request)
   eval_rows = _open_eval_set(request, source, hosts)

@@ -131,11 +131,13 @@ import numpy as np
 import oneshot_dp
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import SourceConfig
+from oneshot_dp.linear_dp.heads.linear_head import LinearHead
 
 def train(**change):
   given = dict(num_classes=3, epsilon=1.0, delta=1e-4) | change
   oneshot_dp.train_head(np.eye(3), [0, 1, 2], **given)
 
+HEAD = LinearHead(kernel=np.eye(3), bias=np.zeros(3))
 refused = []
 for call in (
   lambda: oneshot_dp.noise_multiplier("1", 1e-6),
@@ -151,6 +153,16 @@ for call in (
   lambda: oneshot_dp.open_source("photos"),
   lambda: oneshot_dp.open_cache("cache", 3),
   lambda: oneshot_dp.load_backbone(3),
+  lambda: oneshot_dp.load_backbone("glyph_vit", compute_dtype="int8"),
+  lambda: oneshot_dp.load_head(3),
+  lambda: oneshot_dp.write_cache("c", 3, []),
+  lambda: oneshot_dp.write_cache(3, 3, []),
+  lambda: oneshot_dp.evaluate_heads(3, []),
+  lambda: oneshot_dp.evaluate_heads([], 3),
+  lambda: oneshot_dp.evaluate_heads([HEAD], [3]),
+  lambda: oneshot_dp.evaluate_heads(
+    [HEAD], [{"embedding": np.eye(3), "label": np.array([0, 1])}]
+  ),
 ):
   try:
     call()
@@ -177,4 +189,12 @@ def test_text_for_numbers_truth_values_or_several_names_is_refused_by_name():
     "config='photos' must be a SourceConfig(location=('photos',)).",
     "rows=3 must be a part, such as '[:80%]'.",
     "name=3 must be the name of a backbone.",
+    "compute_dtype='int8' must be float32 or bfloat16.",
+    "3 must be a path.",
+    "info=3 must be a CacheInfo.",
+    "out=3 must be a path or a URL.",
+    "heads must be a list of LinearHeads or PrivateHeads.",
+    'blocks must be an iterable of dicts with "embedding" and "label".',
+    'a block must be a dict with "embedding" and "label".',
+    '"embedding" [3, 3] must be [r, d], and "label" [2] of int64 integers [r].',
   ]

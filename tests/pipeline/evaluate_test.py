@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -66,6 +67,31 @@ def evaluate(capsys, head, hard):
     return json.loads(stdout)
 
   return run
+
+
+@pytest.mark.parametrize(
+  "command",
+  [
+    "train --epsilon 1 --delta 1e-5 --out {tmp}/h",
+    "audit --epsilon 1 --delta 1e-5",
+    "evaluate {head} --private-eval 1 --delta 1e-5",
+  ],
+)
+def test_a_ledger_that_cannot_be_written_is_refused_before_rows_are_read(
+  capsys, tmp_path, train_cache, head, command
+):
+  damaged = shutil.copytree(train_cache.path, tmp_path / "damaged")
+  for shard in damaged.glob("*.array_record-*"):
+    shard.write_bytes(bytes(shard.stat().st_size))
+  words = command.format(tmp=tmp_path, head=head).split()
+
+  message = fails(
+    capsys,
+    *(*words, "--cache", damaged, "--ledger", "/proc/none/ledger"),
+    status=1,
+  )
+
+  assert message.startswith("/proc/none/ledger cannot be written")
 
 
 # Public labels: exact scores.

@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 
 from oneshot_dp.pipeline.cli import main
+from oneshot_dp.pipeline.commands.inspect import is_cache
 from oneshot_dp.pipeline.heads.head_folder import write_head
 from tests.extract import local_hub
+from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import encode_png, write_table
 from tests.pipeline.report.sample_runs import write_run
 from tests.pipeline.sample_heads import (
@@ -278,3 +280,20 @@ def test_ledger_that_is_cut_short_is_said_to_be_damaged(
 
   assert status == 1
   assert "damaged" in stderr
+
+
+def test_a_cache_that_may_not_be_read_is_said_to_be_so(tmp_path):
+  """Modes stop nobody who is root, so this is tried as another user."""
+  folder = tmp_path / "c"
+  folder.mkdir(mode=0o700)
+  is_root = os.geteuid() == 0
+  folder.chmod(0)
+  if is_root:
+    os.seteuid(65534)
+  try:
+    with refused("c cannot be read: Permission denied"):
+      is_cache(str(folder))
+  finally:
+    if is_root:
+      os.seteuid(0)
+    folder.chmod(0o700)

@@ -152,7 +152,8 @@ def test_a_cache_is_labeled_by_its_ids_and_in_part(
   for rows in ("[:30%]", "[30%:]"):
     out = tmp_path / f"{rows[1:3]}.csv"
     words = ("predict", digits_head.path, cache, "--out", out)
-    succeeds(capsys, *words, "--rows", rows)
+    stdout, _ = succeeds(capsys, *words, "--rows", rows)
+    assert " rows; scores are logits" in stdout
     for line in lines_of(out):
       class_of_id[int(line["image"])] = int(line["class"])
 

@@ -112,6 +112,25 @@ def test_private_scores_that_are_interrupted_say_what_was_charged(
   assert f"what was charged to {ledger_file} stays charged" in message
 
 
+def test_another_budget_than_that_of_a_stopped_evaluation_names_the_way_out(
+  capsys, place, private_eval, monkeypatch
+):
+  def killed(*_):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(Ledger, "deliver", killed)
+    fails(capsys, *private_eval, status=130)
+  other = place("evaluate h --cache t --private-eval 1 --delta 1e-5")
+
+  message = fails(capsys, *other)
+
+  assert "was charged (accuracies at epsilon 2) and not finished" in message
+  assert "run the very same command first" in message
+  succeeds(capsys, *private_eval)
+  succeeds(capsys, *other)
+
+
 def test_private_scores_that_cannot_be_written_are_printed(
   capsys, private_eval, monkeypatch
 ):
