@@ -1,5 +1,6 @@
 """Predicts the classes of images, or of rows of a cache, into a CSV file."""
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -12,7 +13,7 @@ import numpy as np
 
 from oneshot_dp.configs.errors import InputError, escaped
 from oneshot_dp.configs.extract_config import MAX_PIXELS, ComputeDtype
-from oneshot_dp.extract import places
+from oneshot_dp.extract import files, places
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import check_views, sha256_of
 from oneshot_dp.extract.cache.read import FeatureCache
@@ -63,8 +64,8 @@ def backbone_of(
 
   Args:
     saved: the head.
-    backbone: where a user's own FILE.py:FUNCTION is now; of a head that was
-      trained on one it must be named, as it is run.
+    backbone: where a user's own FILE.py:FUNCTION is now; None is where the
+      receipt says, if the file there is the one of the training.
     weights: where the weights are now; None finds them as `extract` does.
     compute_dtype: of the matrix products; None is the device's default.
     bit_depth: how many bits of 16-bit files are used, where the images are of
@@ -90,12 +91,8 @@ def backbone_of(
   name = backbone or identity.name
   embedding = identity.layer
   if identity.code_sha256 or ".py:" in name:
-    # A receipt may be anybody's: it is no reason to run a file of this machine.
     if backbone is None:
-      raise InputError(
-        f"{saved.path} was trained on embeddings of {name}, Python code that is"
-        " run only where it is named: give --backbone FILE.py:FUNCTION."
-      )
+      _check_code(saved, identity)
     # A user's function decides both by itself.
     embedding = None
     compute_dtype = None
@@ -136,6 +133,22 @@ def _stated_backbone(saved: SavedHead) -> _StatedBackbone:
       f"{saved.path} is damaged: the backbone that its receipt states cannot be"
       f" one ({str(error)!a:.200})."
     ) from error
+
+
+def _check_code(saved: SavedHead, identity: _StatedBackbone) -> None:
+  """Refuses to run a file that is not the code that a head was trained on.
+
+  A receipt may be anybody's, and name any file of this machine.
+  """
+  path = identity.name.rpartition(":")[0]
+  code_sha256 = None
+  with contextlib.suppress(InputError):  # there is no such file
+    code_sha256 = files.sha256(path)
+  if code_sha256 is None or code_sha256 != identity.code_sha256:
+    raise InputError(
+      f"{saved.path} was trained on embeddings of {identity.name}, and no such"
+      " code is here: give --backbone FILE.py:FUNCTION."
+    )
 
 
 def of_images(
@@ -193,9 +206,9 @@ def passed_over(images: Sequence[str]) -> list[str]:
   for path in expand_location(images):
     # The rule of `of_images`: images of a folder, or else its tables. What is
     # neither is listed.
-    files = listed_files.files_in(path)
-    has_images = any(is_image(file.path) for file in files)
-    for file in files:
+    listed = listed_files.files_in(path)
+    has_images = any(is_image(file.path) for file in listed)
+    for file in listed:
       is_read = is_image(file.path)
       if not has_images:
         is_read = is_table(file.path)

@@ -158,8 +158,7 @@ WEIGHTS = Flag(
 )
 BACKBONE_FILE = Flag(
   form="FILE.py:FUNCTION",
-  help="The head's backbone, if it is a function of your own: it is run only"
-  " where it is named here.",
+  help="Your own backbone function, if it is not where extract read it.",
 )
 BIT_DEPTH = Flag(
   parse=int,

@@ -11,6 +11,7 @@ import pytest
 
 from oneshot_dp.configs.errors import InputError
 from oneshot_dp.configs.extract_config import PreprocessConfig
+from oneshot_dp.extract import files
 from oneshot_dp.extract.backbones.backbone import load_backbone
 from oneshot_dp.pipeline.prediction import backbone_of, cell
 from tests.extract.images.bit_depth_test import encode_png16
@@ -252,12 +253,31 @@ def stating(saved, **changes):
 def test_code_that_a_receipt_names_is_not_run(tmp_path, digits_head):
   code = tmp_path / "code.py"
   code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
-  saved = stating(digits_head, name=f"{code}:f", layer=None)
+  for sha256 in (None, "0" * 64):
+    saved = stating(
+      digits_head, name=f"{code}:f", layer=None, code_sha256=sha256
+    )
 
-  with pytest.raises(InputError, match="code that is run only where it is nam"):
-    backbone_of(saved)
+    with pytest.raises(InputError, match="no such code is here: give --backb"):
+      backbone_of(saved)
 
   assert not (tmp_path / "ran").exists()
+
+
+def test_code_of_the_training_is_run(tmp_path, digits_head):
+  code = tmp_path / "code.py"
+  code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+  saved = stating(
+    digits_head,
+    name=f"{code}:f",
+    layer=None,
+    code_sha256=files.sha256(code),
+  )
+
+  with pytest.raises(InputError, match="no attribute 'f'"):
+    backbone_of(saved)
+
+  assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(
