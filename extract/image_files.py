@@ -26,6 +26,12 @@ _HEIC_ADVICE = "pip install 'oneshot-dp[heic]' to read HEIC"
 MAX_SIDE = 1 << 16
 """Pixels of a side, as in JPEG: a longer image grows where it is resized."""
 _END_MARK = b"\xff\xd9"
+_SCAN_MARK = b"\xff\xda"
+_SCAN_BYTES = 10  # its header alone
+_MOST_SCANNED_PIXELS = 2 * 10**10
+"""Each scan of a JPEG is a pass over all of its pixels. A photograph has about
+ten; but a scan may take a hundred bytes, and a file of 2 MB hours. (In a film
+behind a photograph the mark may stand by chance.)"""
 # Some phones write it of photographs that are sound. (libjpeg's words.)
 _HARMLESS_WARNING = "Invalid SOS parameters"
 # Bytes per pixel that decoding holds at most, with its result: measured with
@@ -190,6 +196,8 @@ def _decode_jpeg(image: bytes, opened: ImageFile.ImageFile) -> DecodedImage:
   # Strict: what libjpeg warns of is an error here. A photograph that is half
   # gray would else become a row like any other.
   colorspace = {"L": "GRAY", "CMYK": "CMYK"}.get(opened.mode, "RGB")
+  if "progressive" in opened.info:
+    _refuse_many_scans(image, opened.width * opened.height)
   warning = ""
   try:
     pixels = simplejpeg.decode_jpeg(image, colorspace)
@@ -210,6 +218,20 @@ def _decode_jpeg(image: bytes, opened: ImageFile.ImageFile) -> DecodedImage:
   if opened.mode == "L":
     pixels = np.repeat(pixels, 3, axis=2)
   return DecodedImage(pixels, warning)
+
+
+def _refuse_many_scans(image: bytes, num_pixels: int) -> None:
+  """Raises DecodeError if a progressive JPEG has far too many scans."""
+  # To count takes a few percent of the time to decode: of small files it is
+  # known that they have no room for so many.
+  most = _MOST_SCANNED_PIXELS // num_pixels
+  if len(image) < _SCAN_BYTES * most:
+    return
+  num_scans = image.count(_SCAN_MARK)
+  if num_scans > most:
+    raise DecodeError(
+      f"the JPEG has {num_scans:,} scans, and would take hours: save it anew"
+    )
 
 
 def _refuse_damaged(image: bytes, colorspace: str, error: ValueError) -> None:

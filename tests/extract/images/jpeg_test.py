@@ -144,3 +144,12 @@ def test_scan_parameters_that_some_phones_get_wrong_are_no_damage():
   np.testing.assert_array_equal(
     decode_image(bytes(data)), pixels_of_pillow(bytes(data))
   )
+
+
+@pytest.mark.slow
+def test_a_jpeg_of_a_thousand_scans_is_refused_before_it_is_decoded():
+  image = encode(Image.new("L", (8000, 8000)), "JPEG", progressive=True)
+  last_scan = image[image.rindex(b"\xff\xda") : -2]
+
+  with pytest.raises(DecodeError, match="the JPEG has 1,006 scans"):
+    decode_image(image[:-2] + 1000 * last_scan + image[-2:])
