@@ -27,7 +27,12 @@ FLOORS = {
   ),
   "oneshot_dp.extract.sources": (
     Layer(
-      "limits", "listed_files", "location", "file_format", independent=False
+      "limits",
+      "listed_files",
+      "location",
+      "file_format",
+      "tar_members",
+      independent=False,
     ),
     "annotations",
     {"npz", "tar", "parquet"},

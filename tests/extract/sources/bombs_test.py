@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from oneshot_dp.configs.errors import InputError
-from oneshot_dp.extract.sources.tar import read_members
+from oneshot_dp.extract.sources.tar_members import read_members
 from tests.extract.refusals import refused
 from tests.extract.sources.fixtures import images_of, open_dataset
 
