@@ -97,7 +97,8 @@ def local_weights(location: str, sha256: str | None = None) -> pathlib.Path:
     actual = files.sha256(path)
     if actual != sha256:
       raise InputError(
-        f"{escaped(str(path))} has SHA-256 {actual}, not {sha256}: correct one."
+        f"{escaped(str(path))} has SHA-256 {actual}, not {sha256}: give the"
+        " weights file that has it, wherever it is now."
       )
   return path
 

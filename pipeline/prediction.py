@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from oneshot_dp.configs.errors import InputError, escaped
+from oneshot_dp.configs.errors import InputError, RunError, escaped
 from oneshot_dp.configs.extract_config import MAX_PIXELS, ComputeDtype
 from oneshot_dp.extract import files, places
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
@@ -99,14 +99,22 @@ def backbone_of(
   weights_sha256 = identity.weights_sha256
   if weights is None and weights_sha256 is not None:
     weights = remembered_location(weights_sha256)
-  loaded = load_backbone(
-    name,
-    weights=weights,
-    weights_sha256=weights_sha256,
-    embedding=embedding,
-    compute_dtype=compute_dtype,
-    preprocess=identity.preprocess,
-  )
+  try:
+    loaded = load_backbone(
+      name,
+      weights=weights,
+      weights_sha256=weights_sha256,
+      embedding=embedding,
+      compute_dtype=compute_dtype,
+      preprocess=identity.preprocess,
+    )
+  except (InputError, RunError) as error:
+    if weights is not None or weights_sha256 is None:
+      raise
+    raise type(error)(
+      f"{error} If the weights of the training were moved, name their file with"
+      " --weights."
+    ) from error
   # As `CacheInfo.backbone_fingerprint`.
   fingerprint = sha256_of([loaded.identity, loaded.feature_dim])
   expected = saved.stated["backbone_fingerprint"]

@@ -1,5 +1,6 @@
 """Writes the files of a sweep beside its heads: tables, pictures and page."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,8 +78,20 @@ def write_sweep_files(
   lines.append(f"{plan.request.out}: see report.html and results.csv")
   return Answer(
     text="\n".join(lines),
-    facts={"out": plan.request.out, **facts, "heads": rows},
+    facts={
+      "out": plan.request.out,
+      **facts,
+      "heads": [_with_interval(row, test) for row in rows],
+    },
   )
+
+
+def _with_interval(
+  row: results.HeadRow, test: results.EvaluationSet
+) -> dict[str, Any]:
+  """A head as `--json` has it; of results.json readers compute the interval."""
+  interval = results.accuracy_interval_95(row.top1, test)
+  return {**dataclasses.asdict(row), "top1_interval_95": list(interval)}
 
 
 def rehearse_sweep_files(plan: Plan, eval_rows: EvalRows) -> None:

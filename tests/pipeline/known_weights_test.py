@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from oneshot_dp.configs.errors import InputError
+from oneshot_dp.configs.errors import InputError, RunError
 from oneshot_dp.extract.backbones.backbone import Backbone, load_backbone
 from oneshot_dp.extract.cache.format import sha256_of
 from oneshot_dp.extract.images import Preprocessing
@@ -59,6 +59,15 @@ def test_predict_finds_the_weights_that_extract_was_given(weights):
   found = backbone_of(head_of(trained_on))
   assert found.weights_path == weights
   assert found.identity == trained_on.identity
+
+
+@pytest.mark.slow
+def test_predict_without_the_weights_names_the_flag_that_finds_them(weights):
+  trained_on = load_backbone("vit_ti16", str(weights))
+  weights.rename(weights.with_name("moved.safetensors"))
+
+  with pytest.raises(RunError, match="name their file with --weights"):
+    backbone_of(head_of(trained_on))
 
 
 @pytest.mark.slow

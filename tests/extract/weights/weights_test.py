@@ -89,7 +89,7 @@ def test_download_of_an_object_that_changes_meanwhile_is_refused(store, cache):
 def test_download_of_a_new_version_is_another_file(store):
   local_weights(URL)
   store.objects[NAME] = OTHER
-  with refused(f", not {SHA256}: correct one"):
+  with refused(f", not {SHA256}: give the weights file"):
     local_weights(URL, SHA256)
   assert local_weights(URL).read_bytes() == OTHER
 
