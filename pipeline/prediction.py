@@ -4,6 +4,7 @@ import contextlib
 import csv
 import dataclasses
 import io
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -93,6 +94,8 @@ def backbone_of(
   if identity.code_sha256 or ".py:" in name:
     if backbone is None:
       _check_code(saved, identity)
+    else:
+      _check_function_name(backbone, identity.name)
     # A user's function decides both by itself.
     embedding = None
     compute_dtype = None
@@ -156,6 +159,16 @@ def _check_code(saved: SavedHead, identity: _StatedBackbone) -> None:
     raise InputError(
       f"{saved.path} was trained on embeddings of {identity.name}, and no such"
       " code is here: give --backbone FILE.py:FUNCTION."
+    )
+
+
+def _check_function_name(given: str, trained: str) -> None:
+  """Raises InputError if a user's function is not called as at the training."""
+  # The name is a part of what a head was trained on; its folder is not.
+  if os.path.basename(given) != trained:
+    raise InputError(
+      f"{given} has another name than the head's backbone, {trained}: the file"
+      " and the function have to keep their names; the folder may differ."
     )
 
 

@@ -45,8 +45,11 @@ def check_cache(path: str | os.PathLike) -> list[str]:
     place = store.display_path(shard.file)
     try:
       stored = read_shard(store, shard.file, info, shard)
-    except (FileNotFoundError, ValueError) as e:
-      problems.append(f"{place} is damaged, or does not exist ({e})")
+    except FileNotFoundError:
+      problems.append(f"{place} does not exist")
+      continue
+    except ValueError as error:
+      problems.append(f"{place} is damaged ({error})")
       continue
     jobs |= stored.jobs
     problems += _count_problems(place, stored, shard, info)

@@ -378,7 +378,7 @@ def _unknown_flag(name: str, word: str, arguments: Sequence[_Argument]) -> str:
     return f"{line}: flags begin with two dashes: {typed}."
   # A flag that was cut short is meant before one that was mistyped.
   longer = [option for option in options if option.startswith(typed)]
-  similar = difflib.get_close_matches(typed, options, n=1)
+  similar = difflib.get_close_matches(typed, options, n=1, cutoff=0.7)
   candidates = [*longer, *similar]
   if candidates:
     line = f"{line}: did you mean {candidates[0]}?"

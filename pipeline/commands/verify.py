@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-from oneshot_dp.configs.errors import InputError, RunError
+from oneshot_dp.configs.errors import InputError, RunError, format_count
 from oneshot_dp.pipeline import Answer
 from oneshot_dp.pipeline.commands import LEDGER, CommandFlags, Flag
 
@@ -56,7 +56,9 @@ def _verify_head(flags: Flags, folder: Path) -> Answer:
   verdict = verify_head(folder, open_existing_ledger(flags.ledger))
   failure = None
   if verdict.faults:
-    failure = RunError(f"{flags.path}: {len(verdict.faults)} fault(s) found.")
+    failure = RunError(
+      f"{flags.path}: {format_count(len(verdict.faults), 'fault')} found."
+    )
   # What the ledger says weighs more than faults of files: without it nobody can
   # tell that there is noise at all. So its failures replace the one above.
   if verdict.status is LedgerStatus.NO_LEDGER:
@@ -98,7 +100,9 @@ def _verify_run(flags: Flags, folder: Path) -> Answer:
   ]
   failure = None
   if faults:
-    failure = RunError(f"{flags.path}: {len(faults)} fault(s) found.")
+    failure = RunError(
+      f"{flags.path}: {format_count(len(faults), 'fault')} found."
+    )
   all_recorded = statuses == {LedgerStatus.RECORDED}
   if all_recorded and not faults:
     findings.insert(0, f"all {len(rows)} heads are in the ledger")
@@ -137,7 +141,9 @@ def _verify_cache(flags: Flags) -> Answer:
   failure = None
   findings: tuple[str, ...] = ("every byte and every row is as stated",)
   if faults:
-    failure = RunError(f"{flags.path}: {len(faults)} fault(s) found.")
+    failure = RunError(
+      f"{flags.path}: {format_count(len(faults), 'fault')} found."
+    )
     findings = ()
   return _answer(flags, "cache", None, findings, faults, failure)
 

@@ -118,6 +118,7 @@ class TestWordsAreNeverDropped:
       ("extract a --unit o.csv --out c", "did you mean --units?"),
       ("extract a --backbon b --out c", "did you mean --backbone?"),
       ("train --eps 1", "did you mean --epsilon?"),
+      ("extract a --runer=R --out c", "is not a flag of extract; see"),
       ("train a", "'a' is one argument too many for train"),
       ("verify a b", "'b' is one argument too many for verify"),
       ("evaluate a b --cache c", "'b' is one argument too many"),

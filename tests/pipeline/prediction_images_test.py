@@ -156,6 +156,42 @@ def test_a_function_that_was_changed_is_another_backbone(
   assert not (tmp_path / "b.csv").exists()
 
 
+@pytest.fixture
+def function_head(tmp_path):
+  """A head on a function of mine.py, which is in other/ and mine_2.py too."""
+  file = tmp_path / "mine.py"
+  file.write_text(
+    "def embed(params, images):\n"
+    "  return images[:, ::4, ::4].reshape(len(images), -1)\n"
+  )
+  for place in (tmp_path / "other" / "mine.py", tmp_path / "mine_2.py"):
+    place.parent.mkdir(exist_ok=True)
+    place.write_bytes(file.read_bytes())
+  return image_heads.write_image_head(
+    tmp_path / "head", load_backbone(f"{file}:embed")
+  )
+
+
+def test_a_function_whose_file_is_in_another_folder_is_the_same_backbone(
+  tmp_path, capsys, digits_photos, function_head
+):
+  function = f"{tmp_path}/other/mine.py:embed"
+  words = ("predict", function_head.path, digits_photos, "--out", "-")
+
+  succeeds(capsys, *words, "--backbone", function)
+
+
+def test_a_function_whose_file_was_renamed_is_refused_with_the_fix(
+  tmp_path, capsys, digits_photos, function_head
+):
+  function = f"{tmp_path}/mine_2.py:embed"
+  words = ("predict", function_head.path, digits_photos, "--out", "-")
+
+  line = fails(capsys, *words, "--backbone", function)
+
+  assert "have to keep their names; the folder may differ" in line
+
+
 def test_files_that_are_not_read_are_in_the_table_with_the_reason(
   tmp_path, capsys, digits_head, digits_photos
 ):

@@ -77,7 +77,18 @@ def test_cache_names_a_damaged_shard_before_its_rows_come(
       seen.append(len(block["label"]))
 
   assert sum(seen) == 16  # those of the two shards before
-  assert any(third_shard.name in fault for fault in check_cache(cache.path))
+  (fault,) = check_cache(cache.path)
+  assert f"{third_shard.name} is damaged (" in fault
+
+
+def test_check_of_a_cache_without_one_of_its_shards_says_that_it_is_missing(
+  cache, third_shard
+):
+  third_shard.unlink()
+
+  (fault,) = check_cache(cache.path)
+
+  assert fault.endswith(f"{third_shard.name} does not exist")
 
 
 def test_cache_shard_with_any_bit_flipped_is_refused(cache, third_shard):
