@@ -149,12 +149,14 @@ def _stated_backbone(saved: SavedHead) -> _StatedBackbone:
 def _check_code(saved: SavedHead, identity: _StatedBackbone) -> None:
   """Refuses to run a file that is not the code that a head was trained on.
 
-  A receipt may be anybody's, and name any file of this machine.
+  A receipt may be anybody's, and name any file of this machine, such as one
+  that came with it. Of a training it has the name of the file, and no folder.
   """
   path = identity.name.rpartition(":")[0]
   code_sha256 = None
-  with contextlib.suppress(InputError):  # there is no such file
-    code_sha256 = files.sha256(path)
+  if "/" not in path:
+    with contextlib.suppress(InputError):  # there is no such file
+      code_sha256 = files.sha256(path)
   if code_sha256 is None or code_sha256 != identity.code_sha256:
     raise InputError(
       f"{saved.path} was trained on embeddings of {identity.name}, and no such"

@@ -289,7 +289,7 @@ def stating(saved, **changes):
 def test_code_that_a_receipt_names_is_not_run(tmp_path, digits_head):
   code = tmp_path / "code.py"
   code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
-  for sha256 in (None, "0" * 64):
+  for sha256 in (None, "0" * 64, files.sha256(code)):
     saved = stating(
       digits_head, name=f"{code}:f", layer=None, code_sha256=sha256
     )
@@ -300,12 +300,13 @@ def test_code_that_a_receipt_names_is_not_run(tmp_path, digits_head):
   assert not (tmp_path / "ran").exists()
 
 
-def test_code_of_the_training_is_run(tmp_path, digits_head):
+def test_code_of_the_training_is_run(tmp_path, monkeypatch, digits_head):
+  monkeypatch.chdir(tmp_path)
   code = tmp_path / "code.py"
   code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
   saved = stating(
     digits_head,
-    name=f"{code}:f",
+    name="code.py:f",
     layer=None,
     code_sha256=files.sha256(code),
   )
