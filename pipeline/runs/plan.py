@@ -6,6 +6,7 @@ the disk, the cap. What a plan prints about itself follows from public facts.
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -18,7 +19,6 @@ from oneshot_dp.configs.head_config import (
   HeadOptions,
   UnlabeledRows,
 )
-from oneshot_dp.extract import places
 from oneshot_dp.extract.cache.format import check_views
 from oneshot_dp.extract.cache.read import open_cache
 from oneshot_dp.linear_dp import accounting
@@ -137,8 +137,9 @@ def build_plan(request: TrainRequest, hosts: Hosts) -> Plan:
   _check_numbers(request)
   _check_output(request)
   ledger = Ledger(request.ledger)
-  # One host charges. What is there already may be finished, and cost nothing.
-  is_charging = hosts.index == 0 and not places.exists(request.out)
+  # One host charges. What is on the disk already may be finished, and cost
+  # nothing. (A bucket is not asked here: its own errors come later.)
+  is_charging = hosts.index == 0 and not os.path.lexists(request.out)
   if is_charging and not request.dry_run:
     ledger.check_writable()
   source = NoiseSource(request.noise_seed)

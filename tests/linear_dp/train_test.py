@@ -121,7 +121,11 @@ def test_least_squares_releases_two_sums_for_each_epsilon():
   ("epsilons", "spent_mu_squared", "message"),
   [
     ((1.0, 1.0000000000001), 0.0, "too near"),
-    (tuple(range(1, 1002)), 0.0, "1,001 epsilons: give at most 1,000"),
+    (
+      tuple(map(float, range(1, 1002))),
+      0.0,
+      "1,001 epsilons: give at most 1,000",
+    ),
     ((1.0,), mu_squared_from_epsilon(1.0, DELTA) * (1 - 1e-9), "too near"),
     (
       (0.5,),
