@@ -116,6 +116,8 @@ class EvalRows:
     # it is released at all, comes before. Each count was multiplied by √H.
     noise_multiplier = float(sums.releases[-1].noise_multiplier)
     accuracy_sd = noise_multiplier * math.sqrt(len(heads)) / num_examples
+    if self._count_is_noisy:
+      accuracy_sd *= math.sqrt(2)
     facts = self.facts_of_noisy_counts(num_examples, accuracy_sd)
     return Scores(accuracies, facts)
 
@@ -129,13 +131,23 @@ class EvalRows:
     """
     if self.budget is None:
       return 0.0
-    mu_squared = self.budget.mu_squared
-    cache = self.role.cache
+    count_sd = self.budget.mu_squared**-0.5
     # As in `private_accuracies`: half of the budget pays for the number of
-    # rows or units, where that is private.
-    if cache.info.has_units or not cache.part.is_whole:
-      mu_squared /= 2
-    return mu_squared**-0.5 / cache.n
+    # rows or units, where that is private. So both noises are √2 as large, and
+    # both count.
+    if self._count_is_noisy:
+      count_sd *= 2
+    return count_sd / self.role.cache.n
+
+  @property
+  def _count_is_noisy(self) -> bool:
+    """Whether accuracies are divided by a noisy count of rows or units.
+
+    Its noise is as large as that of the right answers C. To first order C/N
+    then varies by σ·√(1 + p²)/n at the accuracy p: by √2·σ/n at the most.
+    """
+    cache = self.role.cache
+    return cache.info.has_units or not cache.part.is_whole
 
   def facts_of_exact_counts(self, accuracy: Accuracy) -> dict[str, Any]:
     """States which rows an exact accuracy was measured on."""

@@ -346,6 +346,9 @@ class TestDryRun:
     assert planned["accuracy_sd"] == pytest.approx(
       found["accuracy_sd"], rel=0.1
     )
+    # The rows of a part are a noisy count, too: half of the budget each, and
+    # both noises add up.
+    assert planned["accuracy_sd"] == pytest.approx(2 * ACCURACY_SD / 0.8)
 
   def test_what_would_break_the_cap_fails_as_the_evaluation_itself(
     self, capsys, head, hard, ledger
